@@ -1,0 +1,59 @@
+"""What the session hands to every sink, and what a sink says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dsagent.agent.account import Account
+from dsagent.agent.facts import ClockAnchor, Event, Facts, Sample, SourceStatus, Target, no_facts
+from dsagent.instrumentation.records import RankStep, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """One tick's worth of results. `steps` and `facts` are those that came in since the last one;
+    `accounts` the requests accounted for since then (their steps came in this tick or before)."""
+
+    target: Target
+    anchor: ClockAnchor
+    now_ns: int
+    accounts: tuple[Account, ...] = ()
+    steps: tuple[Step, ...] = ()
+    rank_steps: tuple[RankStep, ...] = ()
+    facts: Facts = field(default_factory=no_facts)
+    names: Mapping[int, str] = field(default_factory=dict)
+    samples: tuple[Sample, ...] = ()
+    events: tuple[Event, ...] = ()
+    sources: tuple[SourceStatus, ...] = ()
+    sinks: tuple[SinkStatus, ...] = ()
+    uncounted_losses: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SinkStatus:
+    """Counted by the sink itself: sent to the back end, acknowledged by it, failed, given up."""
+
+    name: str
+    sent: int = 0
+    acknowledged: int = 0
+    failed: int = 0
+    dropped: int = 0
+    reason: str = ""  # of the last failure
+
+
+class Sink(Protocol):
+    """Sends results somewhere. Never blocks the caller, never raises into it, never grows."""
+
+    name: str
+
+    def start(self) -> None:
+        """Begin. Raises DsagentError where it cannot (a port in use, a folder not writable)."""
+
+    def take(self, batch: Explained) -> None: ...
+
+    def status(self) -> SinkStatus: ...
+
+    def stop(self, deadline_s: float) -> None:
+        """Flush for at most `deadline_s` seconds; what is left is counted as dropped."""
