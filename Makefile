@@ -1,0 +1,38 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench bpf clean
+
+PY := .venv/bin/python
+
+help:
+	@echo 'make setup   all that is needed, on a bare Debian 12, into .venv (as root: packages too)'
+	@echo 'make demo    serve a real model, attach to it, explain its slowest request'
+	@echo 'make test    set-up, checks and every test'
+	@echo 'make check   ruff, mypy --strict, the direction of imports'
+	@echo 'make bench   measure, and write docs/benchmarks.md'
+	@echo 'make bpf     compile the BPF objects'
+	@echo 'make clean   remove what was built; .venv stays'
+
+setup:
+	@bash scripts/setup.sh
+
+demo: setup
+	@.venv/bin/dsagent demo
+
+test:
+	@begun=$$(date +%s); bash scripts/setup.sh; exec $(PY) scripts/test.py --begun "$$begun"
+
+check:
+	@bash scripts/check.sh
+
+bench: setup
+	@$(PY) scripts/bench.py
+
+bpf:
+	@$(PY) -m dsagent.agent.sources.bpf.build
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f agent/sources/bpf/*.bpf.o agent/sources/bpf/vmlinux.h
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

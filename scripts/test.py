@@ -1,0 +1,131 @@
+"""Runs every stage of the tests, whatever fails before, and closes with a table of stages.
+
+Called by `make test` after the set-up. Exit code 0 only if every stage passed
+and every stage of tests ran at least one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OUTCOME = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed|xpassed)\b")
+CLOSING_LINE = re.compile(r"^=*\s*\d+ (passed|failed|skipped|error).* in [\d.]+s")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    name: str
+    command: tuple[str, ...]
+    limit_s: int
+    is_pytest: bool = True
+
+
+@dataclass(slots=True)
+class Outcome:
+    name: str
+    seconds: float
+    exit_code: int
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def summary(self) -> str:
+        if not self.counts:
+            return ""
+        return ", ".join(f"{count} {what}" for what, count in self.counts.items())
+
+
+def pytest_stage(name: str, limit_s: int, *paths: str) -> Stage:
+    return Stage(name, (sys.executable, "-m", "pytest", *paths), limit_s)
+
+
+STAGES = (
+    Stage("check", ("bash", "scripts/check.sh"), 600, is_pytest=False),
+    pytest_stage("unit and golden", 900, "tests/unit", "tests/golden"),
+    pytest_stage("live", 1500, "tests/live"),
+    pytest_stage("accuracy", 900, "tests/accuracy"),
+)
+
+
+def run(stage: Stage) -> Outcome:
+    """Runs one stage in a process group of its own, showing its output as it comes."""
+    print(f"\n=== {stage.name}: {' '.join(stage.command[-3:])}", flush=True)
+    begun = time.monotonic()
+    process = subprocess.Popen(
+        stage.command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    too_long = threading.Timer(stage.limit_s, os.killpg, (process.pid, signal.SIGKILL))
+    too_long.start()
+    closing_line = ""
+    try:
+        for raw in process.stdout:
+            line = raw.decode(errors="replace")
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            if CLOSING_LINE.match(line):
+                closing_line = line
+        exit_code = process.wait()
+    finally:
+        too_long.cancel()
+    counts: Counter[str] = Counter()
+    if stage.is_pytest:
+        for count, what in OUTCOME.findall(closing_line):
+            counts[what] += int(count)
+        if exit_code == 0 and not counts["passed"]:
+            print(f"{stage.name}: no test ran", flush=True)
+            exit_code = 5
+    seconds = time.monotonic() - begun
+    if exit_code < 0 and seconds >= stage.limit_s:
+        print(f"{stage.name}: ended after its limit of {stage.limit_s} s", flush=True)
+    return Outcome(stage.name, seconds, exit_code, counts)
+
+
+def table(outcomes: list[Outcome]) -> str:
+    rows = [("stage", "seconds", "result", "")]
+    rows += [
+        (o.name, f"{o.seconds:.0f}", "ok" if o.exit_code == 0 else "FAILED", o.summary())
+        for o in outcomes
+    ]
+    rows.append(("total", f"{sum(o.seconds for o in outcomes):.0f}", "", ""))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    return "\n".join(
+        f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:<{widths[2]}}  {row[3]}".rstrip()
+        for row in rows
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--begun", type=int, help="when the set-up began, in Unix seconds")
+    arguments = parser.parse_args()
+    outcomes = []
+    if arguments.begun is not None:
+        outcomes.append(Outcome("set-up", time.time() - arguments.begun, 0))
+    outcomes += [run(stage) for stage in STAGES]
+    print(f"\n{table(outcomes)}\n")
+    total: Counter[str] = Counter()
+    for outcome in outcomes:
+        total += outcome.counts
+    failures = total["failed"] + total["error"] + total["errors"]
+    print(f"tests: {total['passed']} passed, {failures} failed, {total['skipped']} skipped")
+    return int(any(outcome.exit_code != 0 for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
