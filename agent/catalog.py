@@ -1,0 +1,374 @@
+"""Every metric that the agent or its reference engine emits: the one place where it is spelled.
+
+Exporters, documents, boards, alerts and tests read `CATALOGUE`. Standard
+names first (OpenTelemetry GenAI, hardware, process); `dsagent.` only where no
+convention exists. The one exception is engine/metrics.py, which imports
+nothing of ours and spells the engine's own metrics: `ENGINE_METRICS` lists
+them and a test holds the two equal.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+MetricKind = Literal["counter", "gauge", "histogram"]
+
+OTHER = "~other"  # a label's value once its cap is reached
+MAX_LABEL_VALUES = 64  # different values of one label of one metric
+
+# UCUM units that Prometheus spells out in the name; annotations such as {request} are left out.
+_UNIT_SUFFIX = {
+    "s": "seconds",
+    "By": "bytes",
+    "J": "joules",
+    "W": "watts",
+    "Hz": "hertz",
+    "Cel": "celsius",
+    "1": "ratio",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric: its OpenTelemetry name, UCUM unit, the attributes it may carry, its bounds."""
+
+    name: str
+    kind: MetricKind
+    unit: str
+    description: str
+    attributes: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+
+    @property
+    def prometheus_unit(self) -> str:
+        """The unit as Prometheus names spell it; empty for a mere count."""
+        if self.unit == "1" and self.kind == "counter":
+            return ""
+        return _UNIT_SUFFIX.get(self.unit, "")
+
+    @property
+    def prometheus_family(self) -> str:
+        """The name of the OpenMetrics family: without `_total`, with the unit."""
+        name = prometheus_label(self.name)
+        unit = self.prometheus_unit
+        return name if not unit or name.endswith(f"_{unit}") else f"{name}_{unit}"
+
+    @property
+    def prometheus(self) -> str:
+        """The name to query: counters end in `_total`; of histograms without `_bucket` etc."""
+        family = self.prometheus_family
+        return f"{family}_total" if self.kind == "counter" else family
+
+    @property
+    def prometheus_names(self) -> frozenset[str]:
+        """Every series name that Prometheus knows for it."""
+        if self.kind == "histogram":
+            return frozenset(f"{self.prometheus}_{part}" for part in ("bucket", "sum", "count"))
+        return frozenset({self.prometheus})
+
+
+def prometheus_label(attribute: str) -> str:
+    """An attribute's name as a Prometheus label."""
+    return re.sub(r"[^a-zA-Z0-9_]", "_", attribute)
+
+
+MODEL = "gen_ai.request.model"
+_GEN_AI = ("gen_ai.operation.name", "gen_ai.provider.name", MODEL)
+_DEVICE = ("hw.id", "hw.type", "hw.name", "hw.vendor", "hw.driver_version")
+
+# Bounds recommended by the GenAI conventions; every configured limit is added as one more.
+TIME_TO_FIRST_TOKEN = Metric(
+    "gen_ai.server.time_to_first_token",
+    "histogram",
+    "s",
+    "From the request's arrival to the first byte of its first token.",
+    _GEN_AI,
+    (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+TIME_PER_OUTPUT_TOKEN = Metric(
+    "gen_ai.server.time_per_output_token",
+    "histogram",
+    "s",
+    "(duration - TTFT) / (output tokens - 1); none for one-token replies.",
+    _GEN_AI,
+    (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+)
+REQUEST_DURATION = Metric(
+    "gen_ai.server.request.duration",
+    "histogram",
+    "s",
+    "From the request's arrival to its last byte, or to its failure.",
+    (*_GEN_AI, "error.type"),
+    tuple(0.01 * 2**i for i in range(14)),
+)
+TOKEN_USAGE = Metric(
+    "gen_ai.client.token.usage",
+    "histogram",
+    "{token}",
+    "Tokens of a request, by type: input or output.",
+    (*_GEN_AI, "gen_ai.token.type"),
+    tuple(float(4**i) for i in range(14)),
+)
+
+REQUESTS = Metric(
+    "dsagent.requests",
+    "counter",
+    "{request}",
+    "Requests accounted for; partial ones began before the agent attached and count here only.",
+    (MODEL, "outcome", "partial"),
+)
+REQUEST_CAUSE = Metric(
+    "dsagent.request.cause",
+    "counter",
+    "s",
+    "Where the time of whole requests went; with cause unattributed it equals their duration.",
+    (MODEL, "cause", "how"),
+)
+TTFT_CAUSE = Metric(
+    "dsagent.request.ttft.cause",
+    "counter",
+    "s",
+    "Where the time up to the first token went, likewise.",
+    (MODEL, "cause", "how"),
+)
+
+STEP_DURATION = Metric(
+    "dsagent.engine.step.duration",
+    "histogram",
+    "s",
+    "One iteration of the engine's loop; its count is the number of steps.",
+    ("phase",),
+    (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0),
+)
+STEP_BATCH = Metric(
+    "dsagent.engine.step.batch_size",
+    "histogram",
+    "{request}",
+    "Requests served by one step.",
+    (),
+    (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0),
+)
+STEP_TOKENS = Metric(
+    "dsagent.engine.step.tokens",
+    "counter",
+    "{token}",
+    "Tokens computed by the steps, by phase: prefill or decode.",
+    ("phase",),
+)
+STEP_PART = Metric(
+    "dsagent.engine.step.part",
+    "counter",
+    "s",
+    "Time of the steps by part: schedule, prepare, forward, sample, output, other.",
+    ("part",),
+)
+PREEMPTIONS = Metric(
+    "dsagent.engine.preemptions",
+    "counter",
+    "{request}",
+    "Requests taken out of the batch to be computed again.",
+)
+REQUESTS_WAITING = Metric(
+    "dsagent.engine.requests.waiting",
+    "gauge",
+    "{request}",
+    "Requests not admitted after the last step was scheduled.",
+)
+REQUESTS_RUNNING = Metric(
+    "dsagent.engine.requests.running", "gauge", "{request}", "Requests admitted in the last step."
+)
+KV_BLOCKS_USED = Metric(
+    "dsagent.engine.kv_blocks.used", "gauge", "{block}", "KV cache blocks in use in the last step."
+)
+KV_BLOCKS_LIMIT = Metric(
+    "dsagent.engine.kv_blocks.limit", "gauge", "{block}", "KV cache blocks the engine has."
+)
+
+SOURCE_STATE = Metric(
+    "dsagent.source.state",
+    "gauge",
+    "{state}",
+    "1 for the state a source is in: ok, unavailable, lagging or failed.",
+    ("source", "state"),
+)
+SOURCE_DROPPED = Metric(
+    "dsagent.source.dropped", "counter", "{record}", "Records a source lost, counted.", ("source",)
+)
+SOURCE_LAG = Metric("dsagent.source.lag", "gauge", "s", "How far a source is behind.", ("source",))
+SOURCE_COST = Metric(
+    "dsagent.source.cost", "counter", "s", "CPU time spent by a source.", ("source",)
+)
+SINK_SENT = Metric(
+    "dsagent.sink.sent", "counter", "{item}", "Items a sink handed to its back end.", ("sink",)
+)
+SINK_ACKNOWLEDGED = Metric(
+    "dsagent.sink.acknowledged",
+    "counter",
+    "{item}",
+    "Items that the back end said it took.",
+    ("sink",),
+)
+SINK_FAILED = Metric(
+    "dsagent.sink.failed",
+    "counter",
+    "{item}",
+    "Items sent that the back end refused or did not answer for.",
+    ("sink",),
+)
+SINK_DROPPED = Metric(
+    "dsagent.sink.dropped", "counter", "{item}", "Items given up before sending.", ("sink",)
+)
+UNCOUNTED_LOSSES = Metric(
+    "dsagent.uncounted_losses",
+    "gauge",
+    "{record}",
+    "Records written and neither read nor counted as lost: must be 0.",
+)
+EVENTS = Metric(
+    "dsagent.events",
+    "counter",
+    "{event}",
+    "Rare events: a stalled loop, a source lost, a child that came or went.",
+    ("event",),
+)
+SAMPLES_UNKNOWN = Metric(
+    "dsagent.samples.unknown",
+    "counter",
+    "{sample}",
+    "Samples whose name or attributes are not in the catalogue, left out.",
+)
+CLOCK_ERROR = Metric(
+    "dsagent.clock.error", "gauge", "s", "Bound on the error between monotonic and wall clock."
+)
+AGENT_CPU = Metric("dsagent.agent.cpu.time", "counter", "s", "CPU time the agent itself used.")
+AGENT_PSS = Metric(
+    "dsagent.agent.memory.pss", "gauge", "By", "Memory of the agent and its children (PSS)."
+)
+AGENT_OVERHEAD = Metric(
+    "dsagent.agent.overhead", "gauge", "1", "The agent's cost to the target, as it knows it."
+)
+
+# What the samples of nvml.py and proc.py may be called (facts.Sample.name).
+GPU_METRICS = (
+    Metric("hw.gpu.utilization", "gauge", "1", "Time in which some kernel ran.", _DEVICE),
+    Metric("hw.gpu.memory.usage", "gauge", "By", "Device memory in use.", _DEVICE),
+    Metric("hw.gpu.memory.limit", "gauge", "By", "Device memory there is.", _DEVICE),
+    Metric("hw.gpu.memory.utilization", "gauge", "1", "Device memory in use.", _DEVICE),
+    Metric("hw.power", "gauge", "W", "Power drawn.", _DEVICE),
+    Metric("hw.energy", "counter", "J", "Energy used.", _DEVICE),
+    Metric("hw.temperature", "gauge", "Cel", "Temperature.", _DEVICE),
+    Metric("hw.errors", "counter", "{error}", "Errors.", (*_DEVICE, "error.type")),
+    Metric("dsagent.gpu.clock", "gauge", "Hz", "Clock now.", (*_DEVICE, "clock")),
+    Metric("dsagent.gpu.clock.limit", "gauge", "Hz", "Highest clock.", (*_DEVICE, "clock")),
+    Metric("dsagent.gpu.power.limit", "gauge", "W", "Power limit in force.", _DEVICE),
+    Metric(
+        "dsagent.gpu.throttled",
+        "gauge",
+        "{state}",
+        "1 while the device holds its clocks back for this reason.",
+        (*_DEVICE, "reason"),
+    ),
+    Metric("dsagent.gpu.processes", "gauge", "{process}", "Processes on the device.", _DEVICE),
+    Metric(
+        "dsagent.gpu.target.memory.usage",
+        "gauge",
+        "By",
+        "Device memory held by the target's processes.",
+        _DEVICE,
+    ),
+)
+_COMM = "process.executable.name"
+PROCESS_METRICS = (
+    Metric("process.cpu.time", "counter", "s", "CPU time of the target.", (_COMM, "cpu.mode")),
+    Metric("process.memory.usage", "gauge", "By", "Resident memory of the target.", (_COMM,)),
+    Metric("process.thread.count", "gauge", "{thread}", "Threads of the target.", (_COMM,)),
+    Metric(
+        "process.paging.faults",
+        "counter",
+        "{fault}",
+        "Page faults of the target: major ones waited for a disk.",
+        (_COMM, "system.paging.fault.type"),
+    ),
+    Metric(
+        "process.context_switches",
+        "counter",
+        "{context_switch}",
+        "Context switches of the target.",
+        (_COMM, "process.context_switch.type"),
+    ),
+    Metric(
+        "process.unix.file_descriptor.count",
+        "gauge",
+        "{file_descriptor}",
+        "Open files of the target.",
+        (_COMM,),
+    ),
+    Metric(
+        "process.disk.io",
+        "counter",
+        "By",
+        "Bytes the target read from and wrote to disks.",
+        (_COMM, "disk.io.direction"),
+    ),
+    Metric(
+        "system.cpu.time", "counter", "s", "CPU time of the whole machine, by mode.", ("cpu.mode",)
+    ),
+    Metric(
+        "dsagent.cgroup.cpu.throttled", "counter", "s", "Time the target's cgroup was throttled."
+    ),
+)
+
+REQUEST_METRICS = (
+    TIME_TO_FIRST_TOKEN,
+    TIME_PER_OUTPUT_TOKEN,
+    REQUEST_DURATION,
+    TOKEN_USAGE,
+    REQUESTS,
+    REQUEST_CAUSE,
+    TTFT_CAUSE,
+)
+STEP_METRICS = (
+    STEP_DURATION,
+    STEP_BATCH,
+    STEP_TOKENS,
+    STEP_PART,
+    PREEMPTIONS,
+    REQUESTS_WAITING,
+    REQUESTS_RUNNING,
+    KV_BLOCKS_USED,
+    KV_BLOCKS_LIMIT,
+)
+AGENT_METRICS = (
+    SOURCE_STATE,
+    SOURCE_DROPPED,
+    SOURCE_LAG,
+    SOURCE_COST,
+    SINK_SENT,
+    SINK_ACKNOWLEDGED,
+    SINK_FAILED,
+    SINK_DROPPED,
+    UNCOUNTED_LOSSES,
+    EVENTS,
+    SAMPLES_UNKNOWN,
+    CLOCK_ERROR,
+    AGENT_CPU,
+    AGENT_PSS,
+    AGENT_OVERHEAD,
+)
+# Emitted by the reference engine's own /metrics (engine/metrics.py).
+ENGINE_METRICS: tuple[Metric, ...] = ()
+
+SAMPLE_METRICS = {
+    metric.name: metric
+    for metric in (*GPU_METRICS, *PROCESS_METRICS, AGENT_CPU, AGENT_PSS, AGENT_OVERHEAD)
+}
+CATALOGUE: tuple[Metric, ...] = (
+    *REQUEST_METRICS,
+    *STEP_METRICS,
+    *AGENT_METRICS,
+    *GPU_METRICS,
+    *PROCESS_METRICS,
+    *ENGINE_METRICS,
+)
