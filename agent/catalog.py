@@ -134,6 +134,25 @@ TTFT_CAUSE = Metric(
     (MODEL, "cause", "how"),
 )
 
+# To Prometheus only: OTLP has the same as its resource. No pid: it would multiply the series.
+TARGET_INFO = Metric(
+    "target_info",
+    "gauge",
+    "{target}",
+    "1; what the agent is attached to.",
+    (
+        "service.name",
+        "service.namespace",
+        "service.version",
+        "service.instance.id",
+        "deployment.environment.name",
+        "container.id",
+        "k8s.namespace.name",
+        "k8s.pod.name",
+        "k8s.pod.uid",
+    ),
+)
+
 STEP_DURATION = Metric(
     "dsagent.engine.step.duration",
     "histogram",
@@ -341,6 +360,7 @@ STEP_METRICS = (
     KV_BLOCKS_LIMIT,
 )
 AGENT_METRICS = (
+    TARGET_INFO,
     SOURCE_STATE,
     SOURCE_DROPPED,
     SOURCE_LAG,
