@@ -1,0 +1,334 @@
+"""Keeps what the sources bring until each request can be accounted for.
+
+Readings come in out of step: a request is closed by the front end before the
+step that ended it is read, and the kernel's facts follow later still. A step
+is joined when the facts are complete up to its end, a request accounted for
+when its last step is joined; nothing waits longer than `PATIENCE_NS`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dsagent.agent.account import Account
+from dsagent.agent.attribute import RequestView, attribute
+from dsagent.agent.facts import Facts, Readings, no_facts
+from dsagent.agent.join import (
+    FactIndex,
+    Piece,
+    Watched,
+    bound_forward,
+    cut,
+    gang_shares,
+    join_piece,
+)
+from dsagent.agent.model import CleanStepModel, shape
+from dsagent.instrumentation.records import RequestOpen, RequestRecord, Step
+
+PATIENCE_NS = 1_000_000_000
+KEEP_NS = 15_000_000_000  # of what no open request needs any more
+MOST_SHARES = 300_000  # in kept steps: about 60 MB
+MOST_FACTS = 400_000
+MOST_NAMES = 20_000
+MOST_OPEN = 20_000
+CLEAN_RATIO = 0.05
+GANG_RATIO = 0.2
+GANG_STEPS = 64
+
+
+@dataclass(slots=True)
+class _Engine:
+    """One engine's steps: read, and joined."""
+
+    engine_id: int
+    waiting: deque[tuple[Step, Piece]] = field(default_factory=deque)
+    pieces: list[Piece] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    last: Step | None = None
+    recent: OrderedDict[int, Step] = field(default_factory=OrderedDict)
+    gang_seen: OrderedDict[int, dict[int, float]] = field(default_factory=OrderedDict)
+    gang: frozenset[int] = frozenset()
+    model: CleanStepModel = field(default_factory=CleanStepModel)
+
+
+class Accountant:
+    """Readings in, accounts out. One thread calls it; times are CLOCK_MONOTONIC nanoseconds."""
+
+    def __init__(self, attached_ns: int) -> None:
+        self.attached_ns = attached_ns
+        self.given_up = 0  # steps and facts dropped because too many were wanted at once
+        self._engines: dict[int, _Engine] = {}
+        self._open: OrderedDict[int, RequestOpen] = OrderedDict()
+        self._closed: list[RequestRecord] = []
+        self._requests: OrderedDict[int, tuple[str, int]] = OrderedDict()
+        self._names: OrderedDict[int, str] = OrderedDict()
+        self._facts: deque[Facts] = deque()
+        self._facts_held = 0
+        self._fresh: list[Facts] = []
+        self._facts_complete_ns: int | None = None
+
+    @property
+    def model(self) -> CleanStepModel:
+        """Of the engine whose steps were read last; an empty one before any."""
+        return max(
+            self._engines.values(),
+            key=lambda engine: engine.last.end_ns if engine.last else 0,
+            default=_Engine(0),
+        ).model
+
+    def add(self, readings: Readings) -> None:
+        """One poll of one source."""
+        for opened in readings.opened:
+            self._open[opened.request_key] = opened
+            self._know(opened.request_key, opened.request_id, opened.trace_id)
+        for record in readings.closed:
+            self._open.pop(record.request_key, None)
+            self._know(record.request_key, record.request_id, record.trace_id)
+            self._closed.append(record)
+        while len(self._open) > MOST_OPEN:
+            self._open.popitem(last=False)
+            self.given_up += 1
+        for step in readings.steps:
+            self._add_step(step)
+        if len(readings.facts):
+            self._fresh.append(readings.facts)
+            self._facts.append(readings.facts)
+            self._facts_held += len(readings.facts)
+        if readings.facts_complete_ns is not None:
+            self._facts_complete_ns = readings.facts_complete_ns
+        for number, name in readings.names.items():
+            self._names[number] = name
+            self._names.move_to_end(number)
+        while len(self._names) > MOST_NAMES:
+            self._names.popitem(last=False)
+
+    def due(self, now_ns: int) -> list[Account]:
+        """The requests that have ended and can be accounted for."""
+        for engine in self._engines.values():
+            self._join(engine, now_ns)
+        self._fresh.clear()
+        ready: list[RequestRecord] = []
+        waiting: list[RequestRecord] = []
+        for record in self._closed:
+            (ready if self._is_ready(record, now_ns) else waiting).append(record)
+        self._closed = waiting
+        accounts = [self._account(record, finished=True) for record in ready]
+        self._prune(now_ns)
+        return accounts
+
+    def open_accounts(self, now_ns: int) -> list[Account]:
+        """Those of the unfinished requests, up to now."""
+        return [
+            self._account(_so_far(opened, now_ns), finished=False)
+            for opened in list(self._open.values())
+            if opened.received_ns < now_ns
+        ]
+
+    def find(self, wanted: str, now_ns: int) -> Account | None:
+        """The account of an unfinished request by its request id or trace id (32 hex digits)."""
+        for opened in list(self._open.values()):
+            if wanted in (opened.request_id, f"{opened.trace_id:032x}"):
+                return self._account(_so_far(opened, now_ns), finished=False)
+        return None
+
+    def steps(self, step_ids: Iterable[int], engine_id: int | None = None) -> list[Step]:
+        """Those still kept, in the order asked for."""
+        known = {
+            piece.step.step_id: piece.step
+            for engine in self._engines.values()
+            if engine_id in (None, engine.engine_id)
+            for piece in engine.pieces
+        }
+        return [known[step_id] for step_id in step_ids if step_id in known]
+
+    def _know(self, key: int, request_id: str, trace_id: int) -> None:
+        self._requests[key] = (request_id, trace_id)
+        while len(self._requests) > MOST_NAMES:
+            self._requests.popitem(last=False)
+
+    def _add_step(self, step: Step) -> None:
+        engine = self._engines.setdefault(step.engine_id, _Engine(step.engine_id))
+        last = engine.last
+        follows = last is not None and step.step_id == last.step_id + 1
+        engine.waiting.append((step, cut(step, last.end_ns if last and follows else None)))
+        engine.last = step
+        engine.recent[step.step_id] = step
+        while len(engine.recent) > 4 * GANG_STEPS:
+            engine.recent.popitem(last=False)
+
+    def _join(self, engine: _Engine, now_ns: int) -> None:
+        """Joins the steps up to whose end the facts are complete."""
+        for facts in self._fresh:
+            for step_id, shares in gang_shares(facts, engine.recent).items():
+                seen = engine.gang_seen.setdefault(step_id, {})
+                for tid, ratio in shares.items():
+                    seen[tid] = seen.get(tid, 0.0) + ratio
+        while len(engine.gang_seen) > 4 * GANG_STEPS:
+            engine.gang_seen.popitem(last=False)
+        ready: list[Piece] = []
+        while engine.waiting and self._facts_reach(engine.waiting[0][0].end_ns, now_ns):
+            ready.append(engine.waiting.popleft()[1])
+        if not ready:
+            return
+        index = FactIndex(self._facts_between(ready[0].start_ns, ready[-1].end_ns))
+        low, high = index.bounds(
+            np.array([piece.start_ns for piece in ready]),
+            np.array([piece.end_ns for piece in ready]),
+        )
+        for piece, begin, end in zip(ready, low.tolist(), high.tolist(), strict=True):
+            watched = Watched(piece.step.pid, piece.step.tid, engine.gang)
+            joined = join_piece(piece, index.facts[begin:end], watched)
+            self._learn(engine, joined)
+            predicted_ns = engine.model.predict_ns(shape(piece.step.shares))
+            if predicted_ns is not None:
+                joined = bound_forward(joined, predicted_ns)
+            engine.pieces.append(joined)
+            engine.ends.append(joined.end_ns)
+
+    def _learn(self, engine: _Engine, piece: Piece) -> None:
+        """A step with less than 5 % known delay teaches the model, and who is in the gang."""
+        step = piece.step
+        forward = [section for section in piece.sections if section.kind == "forward"]
+        delayed_ns = sum(section.delayed_ns for section in forward)
+        ran = engine.gang_seen.pop(step.step_id, None)
+        if step.forward_ns <= 0 or (engine.gang and delayed_ns >= CLEAN_RATIO * step.forward_ns):
+            return
+        if ran is not None:
+            engine.gang_seen[step.step_id] = ran
+            while len(engine.gang_seen) > GANG_STEPS:
+                engine.gang_seen.popitem(last=False)
+            engine.gang = _gang(engine.gang_seen.values())
+        if not step.shares_omitted:
+            engine.model.observe(shape(step.shares), step.forward_ns - delayed_ns)
+
+    def _facts_reach(self, moment_ns: int, now_ns: int) -> bool:
+        complete_ns = self._facts_complete_ns
+        return complete_ns is None or complete_ns >= moment_ns or now_ns - moment_ns > PATIENCE_NS
+
+    def _is_ready(self, record: RequestRecord, now_ns: int) -> bool:
+        if now_ns - record.sent_ns > PATIENCE_NS:
+            return True
+        if not self._facts_reach(record.sent_ns, now_ns):
+            return False
+        if record.first_scheduled_ns is None or record.finished_ns is None:
+            return record.queued_ns is None
+        return any(
+            engine.ends and engine.ends[-1] >= record.finished_ns
+            for engine in self._engines.values()
+        )
+
+    def _account(self, record: RequestRecord, *, finished: bool) -> Account:
+        engine, pieces = self._pieces_of(record)
+        step = pieces[-1].step if pieces else engine.last
+        watched = (
+            Watched(record.pid, record.tid, engine.gang)
+            if step is None
+            else Watched(step.pid, step.tid, engine.gang)
+        )
+        view = RequestView(
+            record=record,
+            finished=finished,
+            attached_ns=self.attached_ns,
+            pieces=pieces,
+            facts=FactIndex(self._facts_between(record.received_ns, record.sent_ns)),
+            watched=watched,
+            names=self._names,
+            requests=self._requests,
+            engine_id=engine.engine_id,
+        )
+        return attribute(view, engine.model)
+
+    def _pieces_of(self, record: RequestRecord) -> tuple[_Engine, list[Piece]]:
+        """The engine that served it and the pieces that overlap its life."""
+        best: tuple[_Engine, list[Piece]] = (next(iter(self._engines.values()), _Engine(0)), [])
+        for engine in self._engines.values():
+            low = bisect_right(engine.ends, record.received_ns)
+            high = bisect_left(engine.ends, record.sent_ns) + 1
+            pieces = engine.pieces[low:high]
+            if any(
+                share.request_key == record.request_key
+                for piece in pieces
+                for share in piece.step.shares
+            ):
+                return engine, pieces
+            if not best[1]:
+                best = (engine, pieces)
+        return best
+
+    def _facts_between(self, start_ns: int, end_ns: int) -> Facts:
+        chosen = [
+            facts[(facts["end_ns"] > start_ns) & (facts["start_ns"] < end_ns)]
+            for facts in self._facts
+        ]
+        return np.concatenate(chosen) if chosen else no_facts()
+
+    def _prune(self, now_ns: int) -> None:
+        """Drops what no open or waiting request can need; over the caps, the oldest too."""
+        needed = [opened.received_ns for opened in self._open.values()]
+        needed += [record.received_ns for record in self._closed]
+        keep_ns = min([now_ns - KEEP_NS, *needed])
+        shares = 0
+        for engine in self._engines.values():
+            first = bisect_right(engine.ends, keep_ns)
+            for i in range(len(engine.pieces) - 1, first - 1, -1):
+                shares += 1 + len(engine.pieces[i].step.shares)
+                if shares > MOST_SHARES:
+                    self.given_up += i + 1 - first
+                    first = i + 1
+                    break
+            del engine.pieces[:first], engine.ends[:first]
+        while self._facts and (
+            self._facts_held > MOST_FACTS or self._facts[0]["end_ns"].max() < keep_ns
+        ):
+            dropped = self._facts.popleft()
+            self._facts_held -= len(dropped)
+            if dropped["end_ns"].max() >= keep_ns:
+                self.given_up += len(dropped)
+
+
+def _gang(seen: Iterable[dict[int, float]]) -> frozenset[int]:
+    """Threads that ran at least a fifth of forward, over the steps they ran in at all."""
+    ratios: dict[int, list[float]] = {}
+    for shares in seen:
+        for tid, ratio in shares.items():
+            ratios.setdefault(tid, []).append(ratio)
+    return frozenset(tid for tid, found in ratios.items() if sum(found) / len(found) >= GANG_RATIO)
+
+
+def _so_far(opened: RequestOpen, now_ns: int) -> RequestRecord:
+    """What is known of an unfinished request, as if it ended now."""
+    return RequestRecord(
+        request_key=opened.request_key,
+        request_id=opened.request_id,
+        trace_id=opened.trace_id,
+        span_id=opened.span_id,
+        parent_span_id=opened.parent_span_id,
+        sampled=opened.sampled,
+        operation="",
+        model="",
+        tenant=None,
+        external_id=None,
+        pid=opened.pid,
+        tid=opened.tid,
+        received_ns=opened.received_ns,
+        tokenised_ns=None,
+        queued_ns=None,
+        first_scheduled_ns=None,
+        first_token_ns=None,
+        first_sent_ns=None,
+        finished_ns=None,
+        sent_ns=now_ns,
+        prompt_tokens=None,
+        output_tokens=0,
+        cached_tokens=0,
+        max_tokens=None,
+        temperature=None,
+        top_p=None,
+        finish_reason=None,
+        error=None,
+    )

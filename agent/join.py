@@ -1,0 +1,344 @@
+"""Ties kernel facts to the engine's time line. Pure: no I/O, no clock.
+
+The engine's time is cut at the output times of its steps: the *piece*
+(output k−1, output k] belongs to step k, whatever overlaps it. A piece has
+sections: the gap before the step began, host work, the forward pass, host
+work after it. In each section the kernel's intervals are laid on the time
+line by one fixed precedence, each nanosecond once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dsagent.agent.facts import Facts, Kind
+from dsagent.instrumentation.records import Step
+
+SectionKind = Literal["gap", "host", "forward"]
+
+# Which kernel fact speaks for which cause; the order is the precedence.
+PRECEDENCE: tuple[tuple[Kind, str], ...] = (
+    (Kind.STOPPED, "process.stopped"),
+    (Kind.THROTTLED, "cpu.throttled"),
+    (Kind.RUNQUEUE, "cpu.runqueue"),
+    (Kind.OFF_DISK, "io.block"),
+    (Kind.OFF_FUTEX, "lock.wait"),
+)
+# Short ones are summed in the kernel without their place in the step; of these
+# only lost CPU time is charged, since a short futex sleep is how a team of
+# threads meets at a barrier.
+SUMMED_CAUSES = {Kind.THROTTLED: "cpu.throttled", Kind.RUNQUEUE: "cpu.runqueue"}
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Who took the time: a process (tid 0) or one of its threads; pid 0 is the kernel."""
+
+    pid: int
+    tid: int
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Wall time taken from one section by one cause."""
+
+    cause: str
+    ns: int
+    facts: int  # kernel facts it rests on
+    blames: tuple[Blame, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    kind: SectionKind
+    start_ns: int
+    end_ns: int
+    delays: tuple[Delay, ...] = ()
+
+    @property
+    def ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+    @property
+    def delayed_ns(self) -> int:
+        return sum(delay.ns for delay in self.delays)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """(output k−1, output k] of step k."""
+
+    step: Step
+    start_ns: int
+    end_ns: int
+    sections: tuple[Section, ...]
+    follows: bool  # the step before it is known: nothing lies unseen between the two
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Whose delay counts: the loop's own thread everywhere, its gang in forward.
+
+    The gang is the threads that ran at least a fifth of forward in recent clean steps.
+    """
+
+    pid: int
+    loop_tid: int
+    gang: frozenset[int]
+
+    def tids(self, kind: SectionKind) -> frozenset[int]:
+        return self.gang | {self.loop_tid} if kind == "forward" else frozenset({self.loop_tid})
+
+
+def cut(step: Step, previous_output_ns: int | None) -> Piece:
+    """The piece of `step`, its sections still without delays. With overlapping steps (async
+    scheduling) what lies before the previous output belongs to the step before."""
+    start_ns = step.start_ns if previous_output_ns is None else previous_output_ns
+    start_ns = min(start_ns, step.end_ns)
+    sections: list[Section] = []
+    bounds: tuple[tuple[SectionKind, int, int], ...] = (
+        ("gap", start_ns, step.start_ns),
+        ("host", step.start_ns, step.forward_start_ns),
+        ("forward", step.forward_start_ns, step.forward_end_ns),
+        ("host", step.forward_end_ns, step.end_ns),
+    )
+    reached_ns = start_ns
+    for kind, from_ns, to_ns in bounds:
+        high_ns = min(max(to_ns, reached_ns), step.end_ns)
+        low_ns = min(max(from_ns, reached_ns), high_ns)
+        if high_ns > low_ns:
+            sections.append(Section(kind, low_ns, high_ns))
+        reached_ns = high_ns
+    return Piece(step, start_ns, step.end_ns, tuple(sections), previous_output_ns is not None)
+
+
+class FactIndex:
+    """Facts by time: finds those that overlap an interval without looking at the others."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts[np.argsort(facts["end_ns"], kind="stable")]
+        self._ends: npt.NDArray[np.int64] = np.ascontiguousarray(self.facts["end_ns"])
+        starts: npt.NDArray[np.int64] = np.ascontiguousarray(self.facts["start_ns"])
+        # No fact at or after i begins before this: lets a search stop early.
+        self._least_start = np.minimum.accumulate(starts[::-1])[::-1]
+
+    def bounds(
+        self, starts_ns: npt.NDArray[np.int64], ends_ns: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+        """For each interval the slice of facts that holds all which overlap it."""
+        low = np.searchsorted(self._ends, starts_ns, "right")
+        return low, np.maximum(low, np.searchsorted(self._least_start, ends_ns, "left"))
+
+    def overlapping(self, start_ns: int, end_ns: int) -> Facts:
+        low = int(np.searchsorted(self._ends, start_ns, "right"))
+        high = int(np.searchsorted(self._least_start, end_ns, "left"))
+        near = self.facts[low : max(low, high)]
+        return near[near["start_ns"] < end_ns]
+
+
+def lay(
+    facts: Facts, start_ns: int, end_ns: int, tids: Iterable[int], *, barrier_tids: Iterable[int]
+) -> list[Delay]:
+    """The delays of `tids` within [start_ns, end_ns): the union over the threads, each nanosecond
+    once, by `PRECEDENCE`. A futex sleep ended by one of `barrier_tids` is a team meeting at a
+    barrier, not a lock, and is left out."""
+    mine = facts[np.isin(facts["tid"], np.fromiter(tids, np.uint32)) & (facts["exact"] == 1)]
+    barrier = np.fromiter(barrier_tids, np.uint32)
+    starts = np.maximum(mine["start_ns"], start_ns)
+    ends = np.minimum(mine["end_ns"], end_ns)
+    laid = np.zeros(len(mine), np.bool_)
+    covered_ns = 0
+    delays = []
+    for kind, cause in PRECEDENCE:
+        chosen = (mine["kind"] == kind) & (ends > starts)
+        if kind == Kind.OFF_FUTEX:
+            chosen &= ~np.isin(mine["culprit_tid"], barrier)
+        if not chosen.any():
+            continue
+        laid |= chosen
+        union_ns = _union_ns(starts[laid], ends[laid])
+        fresh_ns, covered_ns = union_ns - covered_ns, union_ns
+        if fresh_ns:
+            blames = _wakers(mine[chosen], fresh_ns)
+            delays.append(Delay(cause, fresh_ns, int(chosen.sum()), blames))
+    return delays
+
+
+def _union_ns(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:
+    order = np.argsort(starts, kind="stable")
+    starts, reached = starts[order], np.maximum.accumulate(ends[order])
+    fresh = reached - np.maximum(starts, np.concatenate((starts[:1], reached[:-1])))
+    return int(np.maximum(fresh, 0).sum())
+
+
+def _wakers(facts: Facts, ns: int) -> tuple[Blame, ...]:
+    """Who ended the waits, in proportion to their length."""
+    by_waker: dict[tuple[int, int], int] = {}
+    for pid, tid, waited_ns in facts[["culprit_pid", "culprit_tid", "ns"]].tolist():
+        if pid:
+            by_waker[pid, tid] = by_waker.get((pid, tid), 0) + waited_ns
+    sizes = split(ns, list(by_waker.values()))
+    return tuple(Blame(p, t, size) for (p, t), size in zip(by_waker, sizes, strict=True) if size)
+
+
+def summed(facts: Facts, step_id: int, tids: Iterable[int]) -> list[Delay]:
+    """Delays too short to have a place: per cause the most that one thread lost in the step (a
+    lower bound of the union over the threads)."""
+    mine = facts[
+        (facts["exact"] == 0)
+        & (facts["step_id"] == step_id)
+        & np.isin(facts["tid"], np.fromiter(tids, np.uint32))
+    ]
+    delays = []
+    for kind, cause in SUMMED_CAUSES.items():
+        by_thread: dict[int, int] = {}
+        count = 0
+        for tid, ns, intervals in mine[mine["kind"] == kind][["tid", "ns", "count"]].tolist():
+            by_thread[tid] = by_thread.get(tid, 0) + ns
+            count += intervals
+        if by_thread:
+            delays.append(Delay(cause, max(by_thread.values()), count))
+    return [delay for delay in delays if delay.ns > 0]
+
+
+def blame_by_capacity(
+    facts: Facts, start_ns: int, end_ns: int, ns: int, own_pid: int
+) -> tuple[Blame, ...]:
+    """Who took the CPU for `ns` of [start_ns, end_ns): the tasks outside the target that occupied
+    the CPUs it may use, in proportion. Who came next on that CPU says little: it is often the
+    target's own other thread. What they did not occupy, the target's own threads did."""
+    foreign = facts[facts["kind"] == Kind.FOREIGN]
+    by_pid: dict[int, float] = {}
+    for pid, begin, finish, ran in foreign[["culprit_pid", "start_ns", "end_ns", "ns"]].tolist():
+        overlap = min(finish, end_ns) - max(begin, start_ns)
+        if overlap > 0:
+            by_pid[pid] = by_pid.get(pid, 0.0) + ran * overlap / (finish - begin)
+    occupied = sum(by_pid.values())
+    # Where less was occupied than was lost, the target's own threads competed for the rest.
+    if ns > occupied:
+        by_pid[own_pid] = by_pid.get(own_pid, 0.0) + ns - occupied
+    pids = list(by_pid)
+    return tuple(
+        Blame(pid, 0, share)
+        for pid, share in zip(pids, split(ns, [by_pid[pid] for pid in pids]), strict=True)
+        if share
+    )
+
+
+def join_piece(piece: Piece, facts: Facts, watched: Watched) -> Piece:
+    """`piece` with all that the kernel measured in its sections. `facts`: those that overlap it."""
+    return _with_sections(
+        piece, [join_section(section, piece.step, facts, watched) for section in piece.sections]
+    )
+
+
+def join_section(section: Section, step: Step | None, facts: Facts, watched: Watched) -> Section:
+    """`section` with its delays, which never exceed it. `step`: the one whose summed facts belong
+    to it; None for a section that was cut, where they have no place."""
+    tids = watched.tids(section.kind)
+    in_forward = section.kind == "forward"
+    delays = lay(
+        facts,
+        section.start_ns,
+        section.end_ns,
+        tids,
+        barrier_tids=watched.gang if in_forward else (),
+    )
+    if in_forward and step is not None:
+        delays = _merge([*delays, *summed(facts, step.step_id, tids)])
+    delays = [_with_capacity(delay, section, facts, watched.pid) for delay in delays]
+    return _bounded(section, delays, section.ns)
+
+
+def bound_forward(piece: Piece, predicted_forward_ns: int) -> Piece:
+    """`piece` with no more charged in forward than it took beyond the model's prediction: a
+    thread that waited while the others had its work done delayed nobody. Stops are certain and
+    stay whole."""
+    return _with_sections(
+        piece,
+        [
+            _bounded(section, section.delays, section.ns - predicted_forward_ns)
+            if section.kind == "forward"
+            else section
+            for section in piece.sections
+        ],
+    )
+
+
+def _with_sections(piece: Piece, sections: Sequence[Section]) -> Piece:
+    return Piece(piece.step, piece.start_ns, piece.end_ns, tuple(sections), piece.follows)
+
+
+def _bounded(section: Section, delays: Sequence[Delay], most_ns: int) -> Section:
+    """All but stops shrink, in proportion, until all fit into `most_ns`."""
+    hard = [delay for delay in delays if delay.cause == "process.stopped"]
+    soft = [delay for delay in delays if delay.cause != "process.stopped"]
+    room_ns = max(0, most_ns - sum(delay.ns for delay in hard))
+    if sum(delay.ns for delay in soft) > room_ns:
+        sizes = split(room_ns, [delay.ns for delay in soft])
+        soft = [
+            Delay(delay.cause, ns, delay.facts, _scaled(delay.blames, ns))
+            for delay, ns in zip(soft, sizes, strict=True)
+            if ns > 0
+        ]
+    return Section(section.kind, section.start_ns, section.end_ns, (*hard, *soft))
+
+
+def _with_capacity(delay: Delay, section: Section, facts: Facts, own_pid: int) -> Delay:
+    if delay.cause != "cpu.runqueue":
+        return delay
+    blames = blame_by_capacity(facts, section.start_ns, section.end_ns, delay.ns, own_pid)
+    return Delay(delay.cause, delay.ns, delay.facts, blames)
+
+
+def _merge(delays: Sequence[Delay]) -> list[Delay]:
+    by_cause: dict[str, Delay] = {}
+    for delay in delays:
+        known = by_cause.get(delay.cause)
+        by_cause[delay.cause] = (
+            delay
+            if known is None
+            else Delay(delay.cause, known.ns + delay.ns, known.facts + delay.facts, known.blames)
+        )
+    return list(by_cause.values())
+
+
+def _scaled(blames: tuple[Blame, ...], ns: int) -> tuple[Blame, ...]:
+    sizes = split(min(ns, sum(b.ns for b in blames)), [b.ns for b in blames])
+    return tuple(Blame(b.pid, b.tid, size) for b, size in zip(blames, sizes, strict=True) if size)
+
+
+def split(total: int, weights: Sequence[float]) -> list[int]:
+    """`total` in whole parts proportional to `weights`, by largest remainder; they add up to
+    `total`, unless no weight is positive (then all are 0)."""
+    whole = float(sum(weight for weight in weights if weight > 0))
+    if whole <= 0 or total <= 0:
+        return [0] * len(weights)
+    exact = [total * max(weight, 0.0) / whole for weight in weights]
+    parts = [int(share) for share in exact]
+    rest = total - sum(parts)
+    order = sorted(range(len(parts)), key=lambda i: exact[i] - parts[i], reverse=True)
+    for i in order[:rest] if rest >= 0 else ():
+        parts[i] += 1
+    # Beyond 2**53 the float shares may miss the total by a little: the largest takes it.
+    parts[max(range(len(parts)), key=parts.__getitem__)] += total - sum(parts)
+    return parts
+
+
+def gang_shares(facts: Facts, steps: Mapping[int, Step]) -> dict[int, dict[int, float]]:
+    """step_id → tid → share of the step's forward time that the thread ran."""
+    ran = facts[facts["kind"] == Kind.ONCPU]
+    ran = ran[np.isin(ran["step_id"], np.fromiter(steps, np.uint64))]
+    shares: dict[int, dict[int, float]] = {}
+    for step_id, tid, ns in ran[["step_id", "tid", "ns"]].tolist():
+        forward_ns = steps[step_id].forward_ns
+        if forward_ns > 0:
+            by_tid = shares.setdefault(step_id, {})
+            by_tid[tid] = by_tid.get(tid, 0.0) + ns / forward_ns
+    return shares

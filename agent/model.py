@@ -1,0 +1,218 @@
+"""The clean-step model: how long a forward pass of this shape takes when nothing is wrong.
+
+    time = c0 + Σ segments of the batch's tokens + a·(prefill × context) + b·(decodes' context)
+              + d·sequences
+
+with non-negative coefficients. The batch's tokens enter as a monotone, piecewise linear curve:
+a processor that is bound by memory at one token and by arithmetic at a hundred has no one price
+per token. Fitted on *clean* steps (less than 5 % known delay) to their lower quartile, since what
+is left in a clean step's time is noise that only ever adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dsagent.instrumentation.records import Phase, Share
+
+KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+ENOUGH_STEPS = 200
+ENOUGH_IN_SEGMENT = 3
+KEPT_PER_SEGMENT = 128
+REFIT_EVERY = 50  # clean steps, and later an eighth of those seen: fits get rarer as they settle
+QUANTILE = 0.25
+BAND_QUANTILE = 0.95
+
+Vector = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a forward pass has to do."""
+
+    tokens: int  # prefill tokens and decodes together
+    prefill_context: int  # Σ over prefill chunks of tokens × mean context
+    decode_context: int  # Σ over decodes of the tokens they attend to
+    sequences: int
+
+
+def shape(shares: Sequence[Share]) -> Shape:
+    tokens = prefill_context = decode_context = 0
+    for share in shares:
+        tokens += share.scheduled_tokens
+        if share.phase is Phase.PREFILL:
+            middle = share.context_tokens + share.scheduled_tokens // 2
+            prefill_context += share.scheduled_tokens * middle
+        else:
+            decode_context += share.context_tokens
+    return Shape(tokens, prefill_context, decode_context, len(shares))
+
+
+def _segment(tokens: int) -> int:
+    return next((i for i, knot in enumerate(KNOTS) if tokens <= knot), len(KNOTS))
+
+
+def _features(item: Shape) -> list[float]:
+    row = [1.0]
+    below = 0
+    for knot in KNOTS:
+        row.append(float(min(max(item.tokens - below, 0), knot - below)))
+        below = knot
+    row.append(float(max(item.tokens - below, 0)))
+    return [
+        *row,
+        float(item.prefill_context),
+        float(item.decode_context),
+        float(item.sequences),
+    ]
+
+
+WIDTH = len(_features(Shape(1, 0, 0, 1)))
+
+
+class CleanStepModel:
+    """Learns from clean steps; predicts nanoseconds of forward for any shape."""
+
+    def __init__(self) -> None:
+        self.clean_steps = 0
+        self._rows: dict[int, list[tuple[list[float], float]]] = {}
+        self._cursor: dict[int, int] = {}
+        self._coefficients: Vector | None = None
+        self._prices: list[float] = []
+        self._band_ratio: float = 0.0
+        self._since_fit = 0
+
+    def observe(self, item: Shape, clean_forward_ns: int) -> None:
+        """One clean step: its shape, and its forward time less its known delay."""
+        if item.tokens <= 0 or clean_forward_ns <= 0:
+            return
+        # The newest of each size are kept, so that rare long prefills outlive many decodes.
+        segment = _segment(item.tokens)
+        rows = self._rows.setdefault(segment, [])
+        row = (_features(item), float(clean_forward_ns))
+        if len(rows) < KEPT_PER_SEGMENT:
+            rows.append(row)
+        else:
+            self._cursor[segment] = (self._cursor.get(segment, 0) + 1) % KEPT_PER_SEGMENT
+            rows[self._cursor[segment]] = row
+        self.clean_steps += 1
+        self._since_fit += 1
+        if self._coefficients is None or self._since_fit >= max(REFIT_EVERY, self.clean_steps // 8):
+            self._fit()
+
+    def _fit(self) -> None:
+        rows = [row for segment in self._rows.values() for row in segment]
+        if len(rows) < 2:
+            return
+        self._since_fit = 0
+        features = np.array([row[0] for row in rows])
+        times = np.array([row[1] for row in rows])
+        self._coefficients = quantile_fit(features, times, QUANTILE)
+        self._prices = [float(price) for price in self._coefficients]
+        predicted = np.maximum(features @ self._coefficients, 1.0)
+        self._band_ratio = max(0.0, float(np.quantile(times / predicted - 1.0, BAND_QUANTILE)))
+
+    def predict_ns(self, item: Shape) -> int | None:
+        """The lower-quartile time of a clean forward pass of this shape; None before any fit."""
+        if self._coefficients is None:
+            return None
+        if item.tokens <= 0:
+            return 0
+        # Plain floats: this runs for every request of every step, where numpy's overhead shows.
+        total = self._prices[0]
+        below = 0
+        for knot, price in zip(KNOTS, self._prices[1:], strict=False):
+            if item.tokens <= below:
+                break
+            total += price * (min(item.tokens, knot) - below)
+            below = knot
+        total += self._prices[len(KNOTS) + 1] * max(item.tokens - KNOTS[-1], 0)
+        total += self._prices[-3] * item.prefill_context + self._prices[-2] * item.decode_context
+        return round(total + self._prices[-1] * item.sequences)
+
+    @property
+    def band_ratio(self) -> float:
+        """The residual band as a share of the prediction: the 95th percentile of
+        (measured − predicted) ÷ predicted over the clean steps it was fitted on."""
+        return self._band_ratio
+
+    def is_fitted(self, item: Shape) -> bool:
+        """False where a prediction for this shape would be a guess: `assumed`."""
+        return (
+            self.clean_steps >= ENOUGH_STEPS
+            and len(self._rows.get(_segment(item.tokens), ())) >= ENOUGH_IN_SEGMENT
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """For the recording: the clean steps it knows; the fit follows from them."""
+        return {
+            "clean_steps": self.clean_steps,
+            "rows": [[*row, ns] for rows in self._rows.values() for row, ns in rows],
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> CleanStepModel:
+        """Raises ValueError on a document that to_json did not make."""
+        model = cls()
+        try:
+            for row in document["rows"]:
+                features, ns = [float(value) for value in row[:-1]], float(row[-1])
+                if len(features) != WIDTH or not np.isfinite([*features, ns]).all():
+                    raise ValueError("a row of the wrong width or not finite")
+                rows = model._rows.setdefault(_segment(int(sum(features[1:-3]))), [])
+                if len(rows) < KEPT_PER_SEGMENT:
+                    rows.append((features, ns))
+            model.clean_steps = int(document["clean_steps"])
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"not a clean-step model: {error!r}") from error
+        model._fit()
+        return model
+
+
+def quantile_fit(features: Vector, times: Vector, quantile: float) -> Vector:
+    """Non-negative coefficients of the `quantile` of times given features, by iteratively
+    re-weighted least squares on relative error (a long prefill must not drown the decodes)."""
+    scaled = features / times[:, None]
+    target = np.ones(len(times))
+    weights = np.ones(len(times))
+    coefficients = np.zeros(features.shape[1])
+    for _ in range(8):
+        coefficients = nonnegative_least_squares(
+            scaled * weights[:, None], target * weights, coefficients
+        )
+        residual = target - scaled @ coefficients
+        side = np.where(residual > 0, quantile, 1.0 - quantile)
+        weights = np.sqrt(side / np.maximum(np.abs(residual), 1e-3))
+    return coefficients
+
+
+def nonnegative_least_squares(matrix: Vector, target: Vector, start: Vector) -> Vector:
+    """min |matrix·x − target| with x ≥ 0, from `start`, by cyclic coordinate descent on the normal
+    equations (Franc, Hlaváč, Navara: Sequential coordinate-wise algorithm for NNLS, 2005)."""
+    scale = np.sqrt((matrix * matrix).sum(axis=0))
+    used = scale > 0
+    scaled = matrix[:, used] / scale[used]
+    gram = scaled.T @ scaled
+    # A breath of ridge spreads the price evenly over columns that the data cannot tell apart.
+    gram[np.diag_indices_from(gram)] += 1e-6
+    x = start[used] * scale[used]
+    gradient = gram @ x - scaled.T @ target
+    for _ in range(60):
+        moved = 0.0
+        for i in range(len(x)):
+            fresh = max(0.0, x[i] - gradient[i] / gram[i, i])
+            change = fresh - x[i]
+            if change:
+                gradient += change * gram[i]
+                x[i] = fresh
+                moved = max(moved, abs(change))
+        if moved < 1e-5 * len(target) ** 0.5:
+            break
+    result = np.zeros(matrix.shape[1])
+    result[used] = x / scale[used]
+    return result

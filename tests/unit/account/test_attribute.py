@@ -1,0 +1,317 @@
+"""Attribution: parts add up, culprits are right, nothing is claimed beyond its evidence."""
+
+from __future__ import annotations
+
+import random
+
+from account_facts import fact, record, share, step
+from account_facts import facts as make_facts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsagent.agent.account import CAUSES, Account
+from dsagent.agent.accountant import Accountant
+from dsagent.agent.facts import Kind, Readings
+from dsagent.instrumentation.records import Admission, Phase, RequestRecord, Step
+
+MS = 1_000_000
+PREFILL = Phase.PREFILL
+
+
+def account(
+    the_record: RequestRecord,
+    steps: list[Step],
+    *rows: tuple[int, ...],
+    attached: int = 0,
+    names: dict[int, str] | None = None,
+    others: tuple[RequestRecord, ...] = (),
+) -> Account:
+    accountant = Accountant(attached)
+    accountant.add(
+        Readings(
+            steps=steps,
+            closed=[*others, the_record],
+            facts=make_facts(*rows),
+            facts_complete_ns=10**15,
+            names=names or {},
+        )
+    )
+    accounts = accountant.due(10**15)
+    return next(a for a in accounts if a.record.request_key == the_record.request_key)
+
+
+def parts(found: Account) -> dict[str, int]:
+    return {part.cause: part.ns for part in found.parts}
+
+
+def check_sums(found: Account) -> None:
+    assert sum(p.ns for p in found.parts) + found.unattributed_ns == found.e2e_ns
+    assert all(p.ns > 0 and p.cause in CAUSES for p in found.parts)
+    assert found.unattributed_ns >= 0
+    if found.record.ttft_ns is not None:
+        assert found.ttft_unattributed_ns is not None
+        total = sum(p.ns for p in found.ttft_parts) + found.ttft_unattributed_ns
+        assert total == found.record.ttft_ns
+    for cause in ("batch.prefill_interference", "batch.not_scheduled", "queue.wait"):
+        blamed = sum(d.ns for d in found.delayed_by if d.cause == cause)
+        assert blamed == parts(found).get(cause, 0)
+
+
+def life(
+    key: int, received: int, queued: int, first: int, finished: int, sent: int
+) -> RequestRecord:
+    return record(
+        key,
+        received=received,
+        sent=sent,
+        tokenised_ns=queued,
+        queued_ns=queued,
+        first_scheduled_ns=queued,
+        first_token_ns=first,
+        first_sent_ns=first + 1,
+        finished_ns=finished,
+    )
+
+
+def test_a_plain_request() -> None:
+    steps = [
+        step(1, start=20, end=100, forward=60, schedule=10, shares=(share(1, PREFILL, 5),)),
+        step(2, start=110, end=200, forward=80, schedule=5, shares=(share(1),)),
+    ]
+    found = account(life(1, 0, 15, 100, 200, 210), steps)
+    check_sums(found)
+    assert parts(found) == {
+        "frontend.in": 15,
+        "engine.gap": 5 + 10,
+        "engine.host": 20 + 10,
+        "prefill.compute": 60,
+        "decode.compute": 80,
+        "frontend.out": 10,
+    }
+    assert found.step_ids == (1, 2)
+
+
+def test_a_refused_request_never_left_the_front_end() -> None:
+    found = account(record(1, received=0, sent=50, error="invalid_request"), [])
+    check_sums(found)
+    assert parts(found) == {"frontend.in": 50}
+
+
+def test_what_lies_before_the_attach_is_unobserved() -> None:
+    steps = [step(9, start=120, end=200, forward=80, shares=(share(1),))]
+    found = account(life(1, 0, 15, 200, 200, 210), steps, attached=100)
+    check_sums(found)
+    assert found.partial
+    assert parts(found)["unobserved"] == 120
+
+
+def test_waiting_is_charged_by_the_reason_the_scheduler_gave() -> None:
+    long_one = share(7, PREFILL, 512)
+    steps = [
+        step(1, start=0, end=100, forward=100, shares=(long_one,)),
+        step(2, start=100, end=200, forward=100, shares=(long_one,), admission=Admission.NO_BUDGET),
+        step(3, start=200, end=300, forward=100, shares=(long_one,), admission=Admission.NO_PLACE),
+        step(
+            4, start=300, end=400, forward=100, shares=(long_one,), admission=Admission.NO_KV_BLOCKS
+        ),
+        step(5, start=400, end=500, forward=100, shares=(share(1, PREFILL, 5),)),
+    ]
+    other = life(7, 0, 0, 500, 500, 510)
+    found = account(life(1, 40, 50, 500, 500, 500), steps, others=(other,))
+    check_sums(found)
+    assert parts(found) == {
+        "frontend.in": 10,
+        "queue.wait": 50 + 100,
+        "batch.not_scheduled": 100,
+        "queue.kv_blocks": 100,
+        "prefill.compute": 100,
+    }
+    assert {(d.cause, d.request_id) for d in found.delayed_by} == {
+        ("queue.wait", "req-7"),
+        ("batch.not_scheduled", "req-7"),
+    }
+
+
+def test_left_out_of_a_step_after_admission_and_preempted() -> None:
+    steps = [
+        step(1, start=0, end=100, forward=100, shares=(share(1, PREFILL, 5),)),
+        step(2, start=100, end=200, forward=100, shares=(share(7, PREFILL, 500),)),
+        step(3, start=200, end=300, forward=100, shares=(share(1),)),
+        step(4, start=300, end=400, forward=100, shares=(share(7),)),
+        step(5, start=400, end=500, forward=100, shares=(share(1, PREFILL, 6, recompute=True),)),
+    ]
+    found = account(life(1, 0, 0, 100, 500, 500), steps)
+    check_sums(found)
+    assert parts(found)["batch.not_scheduled"] == 100
+    assert parts(found)["preempted"] == 200
+
+
+def learnt(accountant: Accountant, first_id: int = 1) -> tuple[int, int]:
+    """300 clean steps: a decode takes 10 ms, each more 1 ms, each prefill token 1 ms."""
+    dice = random.Random(1)
+    at = 0
+    steps = []
+    for i in range(300):
+        decodes = dice.randint(1, 8)
+        prefill = dice.choice([0, 0, 0, 16, 64, 200])
+        shares = tuple(share(1000 + j) for j in range(decodes))
+        if prefill:
+            shares += (share(2000 + i, PREFILL, prefill, context=0),)
+        forward = (9 + decodes + prefill) * MS
+        steps.append(step(first_id + i, start=at, end=at + forward, forward=forward, shares=shares))
+        at += forward
+    accountant.add(Readings(steps=steps, facts_complete_ns=10**15))
+    accountant.due(at)
+    return first_id + 300, at
+
+
+def test_a_long_prefill_in_the_batch_is_interference_by_that_request() -> None:
+    accountant = Accountant(0)
+    step_id, at = learnt(accountant)
+    mixed = step(
+        step_id,
+        start=at,
+        end=at + 212 * MS,
+        forward=212 * MS,
+        shares=(share(1), share(2), share(3), share(7, PREFILL, 200, context=0)),
+    )
+    victim = life(1, at, at, mixed.end_ns, mixed.end_ns, mixed.end_ns)
+    culprit = life(7, at, at, mixed.end_ns, mixed.end_ns, mixed.end_ns + 5)
+    accountant.add(Readings(steps=[mixed], closed=[culprit, victim], facts_complete_ns=10**15))
+    found = next(a for a in accountant.due(10**15) if a.record.request_key == 1)
+    check_sums(found)
+    top = found.top
+    assert top is not None
+    assert top.cause == "batch.prefill_interference"
+    assert top.how == "modelled"
+    assert abs(top.ns - 200 * MS) < 20 * MS
+    assert [c.request_id for c in top.culprits] == ["req-7"]
+    assert abs(parts(found)["decode.compute"] - 10 * MS) < 3 * MS
+    assert found.unattributed_ns < 10 * MS
+
+
+def test_excess_without_evidence_stays_unattributed_and_with_it_is_named() -> None:
+    for with_evidence in (False, True):
+        accountant = Accountant(0)
+        step_id, at = learnt(accountant)
+        slow = step(step_id, start=at, end=at + 110 * MS, forward=110 * MS, shares=(share(1),))
+        rows = [
+            fact(Kind.ONCPU, at, at + 110 * MS, tid=11, ns=100 * MS, exact=0, step_id=step_id),
+        ]
+        if with_evidence:
+            rows += [
+                fact(Kind.RUNQUEUE, at + MS, at + 100 * MS, tid=11),
+                fact(Kind.FOREIGN, at, at + 110 * MS, tid=0, culprit_pid=500, ns=105 * MS, exact=0),
+            ]
+        accountant.add(
+            Readings(
+                steps=[slow],
+                closed=[life(1, at, at, slow.end_ns, slow.end_ns, slow.end_ns)],
+                facts=make_facts(*rows),
+                facts_complete_ns=10**15,
+                names={500: "stress-ng"},
+            )
+        )
+        (found,) = accountant.due(10**15)
+        check_sums(found)
+        if with_evidence:
+            assert found.top is not None
+            assert found.top.cause == "cpu.runqueue"
+            assert found.top.how == "measured"
+            assert [(c.kind, c.name, c.pid) for c in found.top.culprits] == [
+                ("process", "stress-ng", 500)
+            ]
+        else:
+            assert "cpu.runqueue" not in parts(found)
+            assert found.unattributed_ns > 90 * MS
+
+
+def test_a_stop_while_queued_is_the_stop() -> None:
+    steps = [
+        step(1, start=0, end=400 * MS, forward=400 * MS, shares=(share(7),)),
+        step(2, start=400 * MS, end=440 * MS, forward=40 * MS, shares=(share(1, PREFILL, 5),)),
+    ]
+    found = account(
+        life(1, 10 * MS, 11 * MS, 440 * MS, 440 * MS, 440 * MS),
+        steps,
+        fact(Kind.STOPPED, 50 * MS, 350 * MS, tid=11),
+    )
+    check_sums(found)
+    assert parts(found)["process.stopped"] == 300 * MS
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**9))
+def test_whatever_comes_the_parts_add_up(seed: int) -> None:
+    """Random engines, random facts, random attach times, records that contradict the steps."""
+    dice = random.Random(seed)
+    accountant = Accountant(dice.randint(0, 300))
+    at = 0
+    steps = []
+    for i in range(1, dice.randint(2, 25)):
+        if dice.random() < 0.1:
+            continue  # a lost step
+        start = at + dice.randint(0, 20) - (5 if dice.random() < 0.1 else 0)
+        spent = [dice.randint(0, 10), dice.randint(0, 5), dice.randint(0, 50)]
+        at = max(start, 0) + sum(spent) + dice.randint(0, 10)
+        shares = tuple(
+            share(
+                key,
+                dice.choice([PREFILL, Phase.DECODE]),
+                dice.randint(1, 600),
+                dice.randint(0, 900),
+                dice.randint(0, 2),
+                dice.random() < 0.1,
+            )
+            for key in dice.sample(range(1, 6), dice.randint(0, 5))
+        )
+        steps.append(
+            step(
+                i,
+                start=max(start, 0),
+                end=at,
+                schedule=spent[0],
+                prepare=spent[1],
+                forward=spent[2],
+                shares=shares,
+                admission=dice.choice(list(Admission)),
+            )
+        )
+    rows = []
+    for _ in range(dice.randint(0, 40)):
+        start = dice.randint(0, at + 10)
+        rows.append(
+            fact(
+                dice.choice(list(Kind)),
+                start,
+                start + dice.randint(1, 80),
+                tid=dice.choice([11, 12, 20]),
+                exact=dice.randint(0, 1),
+                step_id=dice.randint(0, 25),
+                culprit_pid=dice.choice([0, 10, 500]),
+                culprit_tid=dice.choice([0, 12, 77]),
+            )
+        )
+    closed = []
+    for key in range(1, 6):
+        received = dice.randint(0, at)
+        times = sorted(dice.randint(received, at + 50) for _ in range(5))
+        closed.append(
+            record(
+                key,
+                received=received,
+                sent=times[4],
+                queued_ns=dice.choice([None, times[0]]),
+                first_scheduled_ns=dice.choice([None, times[1]]),
+                first_token_ns=dice.choice([None, times[1]]),
+                first_sent_ns=dice.choice([None, times[2]]),
+                finished_ns=dice.choice([None, times[3]]),
+            )
+        )
+    accountant.add(
+        Readings(steps=steps, closed=closed, facts=make_facts(*rows), facts_complete_ns=10**15)
+    )
+    accounts = accountant.due(10**15)
+    assert len(accounts) == 5
+    for found in accounts:
+        check_sums(found)

@@ -1,0 +1,165 @@
+"""The join: pieces, precedence, barriers, capacity."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from account_facts import fact, facts, share, step
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsagent.agent.facts import Kind
+from dsagent.agent.join import (
+    FactIndex,
+    Watched,
+    blame_by_capacity,
+    bound_forward,
+    cut,
+    join_piece,
+    split,
+)
+
+WATCHED = Watched(pid=10, loop_tid=11, gang=frozenset({11, 12}))
+
+
+def test_sections_cover_the_piece_without_holes() -> None:
+    piece = cut(step(2, start=110, end=200, schedule=5, prepare=5, forward=60), 100)
+    bounds = [(s.kind, s.start_ns, s.end_ns) for s in piece.sections]
+    assert bounds == [
+        ("gap", 100, 110),
+        ("host", 110, 120),
+        ("forward", 120, 180),
+        ("host", 180, 200),
+    ]
+
+
+def test_overlapping_steps_belong_to_the_earlier_output_first() -> None:
+    piece = cut(step(2, start=50, end=200, schedule=5, prepare=5, forward=120), 100)
+    assert piece.start_ns == 100
+    assert [(s.kind, s.start_ns, s.end_ns) for s in piece.sections] == [
+        ("forward", 100, 180),
+        ("host", 180, 200),
+    ]
+
+
+def test_each_nanosecond_is_laid_once_by_precedence() -> None:
+    piece = cut(step(1, start=0, end=100, forward=100), 0)
+    joined = join_piece(
+        piece,
+        facts(
+            fact(Kind.RUNQUEUE, 10, 40, tid=11),
+            fact(Kind.RUNQUEUE, 30, 50, tid=12),  # another thread of the gang: a union
+            fact(Kind.STOPPED, 20, 35, tid=11),  # a stop goes before
+            fact(Kind.RUNQUEUE, 60, 90, tid=99),  # not one of ours
+        ),
+        WATCHED,
+    )
+    assert {d.cause: d.ns for s in joined.sections for d in s.delays} == {
+        "process.stopped": 15,
+        "cpu.runqueue": 25,
+    }
+
+
+def test_a_futex_ended_by_a_team_mate_is_a_barrier_not_a_lock() -> None:
+    piece = cut(step(1, start=0, end=100, forward=100), 0)
+    joined = join_piece(
+        piece,
+        facts(
+            fact(Kind.OFF_FUTEX, 10, 40, tid=11, culprit_tid=12),
+            fact(Kind.OFF_FUTEX, 50, 60, tid=11, culprit_pid=10, culprit_tid=77),
+        ),
+        WATCHED,
+    )
+    (delay,) = joined.sections[0].delays
+    assert (delay.cause, delay.ns) == ("lock.wait", 10)
+    assert [(b.pid, b.tid, b.ns) for b in delay.blames] == [(10, 77, 10)]
+
+
+def test_outside_forward_only_the_loop_counts() -> None:
+    piece = cut(step(1, start=0, end=100, schedule=100, forward=0), 0)
+    joined = join_piece(piece, facts(fact(Kind.RUNQUEUE, 10, 40, tid=12)), WATCHED)
+    assert not joined.sections[0].delays
+
+
+def test_short_delays_count_once_per_step_as_the_worst_thread() -> None:
+    piece = cut(step(7, start=0, end=100, forward=100), 0)
+    joined = join_piece(
+        piece,
+        facts(
+            fact(Kind.RUNQUEUE, 0, 90, tid=11, ns=8, exact=0, step_id=7),
+            fact(Kind.RUNQUEUE, 0, 90, tid=12, ns=5, exact=0, step_id=7),
+        ),
+        WATCHED,
+    )
+    assert [(d.cause, d.ns) for d in joined.sections[0].delays] == [("cpu.runqueue", 8)]
+
+
+def test_forward_is_charged_no_more_than_its_excess_but_stops_whole() -> None:
+    piece = join_piece(
+        cut(step(1, start=0, end=100, forward=100), 0),
+        facts(fact(Kind.RUNQUEUE, 0, 60, tid=12), fact(Kind.STOPPED, 60, 90, tid=11)),
+        WATCHED,
+    )
+    bounded = bound_forward(piece, predicted_forward_ns=50)
+    assert {d.cause: d.ns for d in bounded.sections[0].delays} == {
+        "process.stopped": 30,
+        "cpu.runqueue": 20,
+    }
+
+
+def test_the_cpu_was_taken_by_who_occupied_it_in_proportion() -> None:
+    found = facts(
+        fact(Kind.FOREIGN, 0, 100, tid=0, culprit_pid=500, ns=60, exact=0),
+        fact(Kind.FOREIGN, 0, 100, tid=0, culprit_pid=600, ns=20, exact=0),
+    )
+    assert [(b.pid, b.ns) for b in blame_by_capacity(found, 0, 100, 40, 10)] == [
+        (500, 30),
+        (600, 10),
+    ]
+    # What nobody else occupied, the target's own threads did.
+    assert [(b.pid, b.ns) for b in blame_by_capacity(found, 0, 100, 90, 10)] == [
+        (500, 60),
+        (600, 20),
+        (10, 10),
+    ]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 300)), min_size=0, max_size=60),
+    st.integers(0, 1100),
+    st.integers(0, 300),
+)
+def test_the_index_finds_what_a_full_look_finds(
+    spans: list[tuple[int, int]], start: int, length: int
+) -> None:
+    found = facts(*(fact(Kind.RUNQUEUE, s, s + n, tid=11) for s, n in spans))
+    index = FactIndex(found)
+    near = index.overlapping(start, start + length)
+    naive = [(s, s + n) for s, n in spans if s + n > start and s < start + length]
+    mine = [(s, e) for s, e in near[["start_ns", "end_ns"]].tolist() if e > start]
+    assert sorted(mine) == sorted(naive)
+    low, high = index.bounds(np.array([start]), np.array([start + length]))
+    held = index.facts[low[0] : high[0]][["start_ns", "end_ns"]].tolist()
+    assert all(item in held for item in naive)
+
+
+@given(
+    st.integers(0, 10**18),
+    st.lists(st.floats(0, 1e12, allow_nan=False), min_size=1, max_size=20),
+)
+def test_split_adds_up(total: int, weights: list[float]) -> None:
+    parts = split(total, weights)
+    assert sum(parts) == (total if sum(weights) > 0 else 0)
+    assert all(part >= 0 for part in parts)
+
+
+def test_a_share_is_at_most_one_off_its_exact_value() -> None:
+    assert split(10, [1, 1, 1]) == [4, 3, 3]
+    assert split(0, [1, 2]) == [0, 0]
+    assert split(7, [0, 0]) == [0, 0]
+
+
+def test_facts_and_steps_of_the_helpers_are_well_formed() -> None:
+    assert share(1).request_key == 1
+    with pytest.raises(ValueError, match="end"):
+        fact(Kind.RUNQUEUE, 10, 5, tid=1)
