@@ -44,6 +44,20 @@ CAUSES = (
 )
 
 
+# What a request costs when nothing is wrong: its own work, and the price of a full batch.
+USUAL = frozenset(
+    {
+        "frontend.in",
+        "frontend.out",
+        "prefill.compute",
+        "decode.compute",
+        "batch.decode_sharing",
+        "engine.host",
+    }
+)
+WORTH_NAMING_RATIO = 0.05
+
+
 @dataclass(frozen=True, slots=True)
 class Culprit:
     kind: CulpritKind
@@ -105,7 +119,14 @@ class Account:
 
     @property
     def top(self) -> Part | None:
-        return max(self.parts, key=lambda part: part.ns, default=None)
+        """Why it was slow: the largest part beyond `USUAL` if it is a twentieth of e2e or more,
+        else the largest of all."""
+        unusual = [
+            part
+            for part in self.parts
+            if part.cause not in USUAL and part.ns >= WORTH_NAMING_RATIO * self.e2e_ns
+        ]
+        return max(unusual or self.parts, key=lambda part: part.ns, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """The document `explain --json` prints, less `others`; docs/schemas.md describes it."""
@@ -124,6 +145,7 @@ class Account:
             "prompt_tokens": record.prompt_tokens,
             "output_tokens": record.output_tokens,
             "partial": self.partial,
+            "top_cause": None if self.top is None else self.top.cause,
             "parts": [part_json(part) for part in self.parts],
             "unattributed_ns": self.unattributed_ns,
             "ttft_parts": [part_json(part) for part in self.ttft_parts],

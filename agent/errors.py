@@ -15,5 +15,5 @@ class DsagentError(Exception):
         self.exit_code = exit_code
 
 
-class SourceUnavailable(Exception):  # noqa: N818: it is a state of a source, not a mistake
+class SourceUnavailable(Exception):  # noqa: N818
     """A source cannot run here; the text is the reason shown to people."""
