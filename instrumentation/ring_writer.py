@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dsagent.instrumentation import layout
 from dsagent.instrumentation.layout import MAX_SHARES, UNIT_BYTES, RecordKind, Role
 from dsagent.instrumentation.records import request_key
+from dsagent.instrumentation.rows import ShareRow, StepHead
 from dsagent.instrumentation.wire import Record, encode, step_struct
 
 FAILURES_IN_A_ROW = 16
@@ -41,9 +42,6 @@ _SHARES_OMITTED = layout.SHARES_OMITTED_AT // 8
 _CHECKPOINTS = layout.CHECKPOINTS_AT // 8
 
 _FRAME_BYTES = layout.FRAME.size
-
-# request_id, is_prefill, scheduled, cached, context, output tokens, is_recompute
-ShareRow = tuple[str, bool, int, int, int, int, bool]
 
 
 class KeyCache(dict[str, int]):
@@ -160,15 +158,10 @@ class RingWriter:
             self._scratch[_FRAME_BYTES:end] = payload
             self._publish(kind, end)
         except Exception:  # noqa: BLE001  the engine must not see it; it is counted
-            self._failed()
+            self.count_failure()
 
-    def write_step(self, head: Sequence[int], shares: Sequence[ShareRow]) -> None:
-        """Append a step, fast: no objects made per share.
-
-        `head`: step_id, start, end, schedule, prepare, forward, sample, output (ns),
-        prefill_tokens, decode_tokens, waiting, running, preempted, kv_blocks_used,
-        kv_blocks_total, admission, graph.
-        """
+    def write_step(self, head: StepHead, shares: Sequence[ShareRow]) -> None:
+        """Append a step, fast: no objects made per share."""
         try:
             omitted = 0
             if len(shares) > MAX_SHARES:
@@ -194,7 +187,7 @@ class RingWriter:
             if omitted and self._memory is not None:
                 self._memory.words[_SHARES_OMITTED] += omitted
         except Exception:  # noqa: BLE001  the engine must not see it; it is counted
-            self._failed()
+            self.count_failure()
 
     def _publish(self, kind: int, end: int) -> None:
         """Copy the frame lying in the scratch, `end` bytes long, into the ring."""
@@ -234,7 +227,8 @@ class RingWriter:
         words[_HEAD] = layout.pack_mark(new_position, sequence)
         self._failures_in_a_row = 0
 
-    def _failed(self) -> None:
+    def count_failure(self) -> None:
+        """Something went wrong in here, or in what feeds it, and was kept from the engine."""
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= FAILURES_IN_A_ROW:
             self._on = False
@@ -256,7 +250,7 @@ class RingWriter:
                 words[_RUNNING_START] = start_ns
                 words[_HEARTBEAT] = start_ns
         except Exception:  # noqa: BLE001  the engine must not see it; it is counted
-            self._failed()
+            self.count_failure()
 
     def heartbeat(self, now_ns: int) -> None:
         try:
@@ -264,7 +258,7 @@ class RingWriter:
             if memory is not None:
                 memory.words[_HEARTBEAT] = now_ns
         except Exception:  # noqa: BLE001  the engine must not see it; it is counted
-            self._failed()
+            self.count_failure()
 
     def idle(self, now_ns: int) -> None:
         """Say that no step runs."""
@@ -276,7 +270,7 @@ class RingWriter:
                 words[_RUNNING_STEP] = 0
                 words[_HEARTBEAT] = now_ns
         except Exception:  # noqa: BLE001  the engine must not see it; it is counted
-            self._failed()
+            self.count_failure()
 
     def close(self) -> None:
         """Say goodbye and let go; a reader that mapped the ring can still read it."""
