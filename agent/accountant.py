@@ -20,12 +20,12 @@ from dsagent.agent.attribute import RequestView, attribute
 from dsagent.agent.facts import Facts, Readings, no_facts
 from dsagent.agent.join import (
     FactIndex,
+    Joiner,
     Piece,
     Watched,
     bound_forward,
     cut,
     gang_shares,
-    join_piece,
 )
 from dsagent.agent.model import CleanStepModel, shape
 from dsagent.instrumentation.records import RequestOpen, RequestRecord, Step
@@ -175,14 +175,11 @@ class Accountant:
             ready.append(engine.waiting.popleft()[1])
         if not ready:
             return
-        index = FactIndex(self._facts_between(ready[0].start_ns, ready[-1].end_ns))
-        low, high = index.bounds(
-            np.array([piece.start_ns for piece in ready]),
-            np.array([piece.end_ns for piece in ready]),
-        )
-        for piece, begin, end in zip(ready, low.tolist(), high.tolist(), strict=True):
-            watched = Watched(piece.step.pid, piece.step.tid, engine.gang)
-            joined = join_piece(piece, index.facts[begin:end], watched)
+        facts = self._facts_between(ready[0].start_ns, ready[-1].end_ns)
+        step = ready[-1].step
+        joiner = Joiner(facts, Watched(step.pid, step.tid, engine.gang))
+        for piece in ready:
+            joined = joiner.join(piece)
             self._learn(engine, joined)
             predicted_ns = engine.model.predict_ns(shape(piece.step.shares))
             if predicted_ns is not None:

@@ -19,10 +19,10 @@ from dsagent.agent.account import Account, How, Part
 from dsagent.agent.join import (
     Delay,
     FactIndex,
+    Joiner,
     Piece,
     Section,
     Watched,
-    join_section,
     split,
 )
 from dsagent.agent.model import CleanStepModel, shape
@@ -47,6 +47,11 @@ class RequestView:
     names: Mapping[int, str]  # comm by pid or tid
     requests: Mapping[int, tuple[str, int]]  # request_key → id, trace id
     engine_id: int = 0
+
+    def joined(self, section: Section) -> Section:
+        """A section that no whole piece has: part of one, or the step that still runs."""
+        facts = self.facts.overlapping(section.start_ns, section.end_ns)
+        return Joiner(facts, self.watched).section(section)
 
 
 def attribute(view: RequestView, model: CleanStepModel) -> Account:
@@ -139,12 +144,7 @@ def _tail(view: RequestView, at_ns: int, end_ns: int, *, in_engine: bool) -> Ite
     lengths = sorted(piece.end_ns - piece.start_ns for piece in view.pieces)
     usual_ns = lengths[len(lengths) // 2] if lengths else 0
     stalled = end_ns - at_ns > max(STALL_NS, STALL_STEPS * usual_ns)
-    section = join_section(
-        Section("forward", at_ns, end_ns),
-        None,
-        view.facts.overlapping(at_ns, end_ns),
-        view.watched,
-    )
+    section = view.joined(Section("forward", at_ns, end_ns))
     rest_ns = section.ns - section.delayed_ns
     charges = _delays(section.delays)
     charges.append(Charge("engine.stalled" if stalled else UNATTRIBUTED, rest_ns))
@@ -182,16 +182,14 @@ def _within(piece: Piece, start_ns: int, end_ns: int, view: RequestView) -> Iter
         if (low, high) == (section.start_ns, section.end_ns):
             yield section
         else:
-            part = Section(section.kind, low, high)
-            facts = view.facts.overlapping(low, high)
-            yield join_section(part, None, facts, view.watched)
+            yield view.joined(Section(section.kind, low, high))
 
 
 def _in_front_end(cause: str, start_ns: int, end_ns: int, view: RequestView) -> Stretch:
     """The front end's own thread counts there."""
     front = Watched(view.record.pid, view.record.tid, frozenset())
     facts = view.facts.overlapping(start_ns, end_ns)
-    section = join_section(Section("host", start_ns, end_ns), None, facts, front)
+    section = Joiner(facts, front).section(Section("host", start_ns, end_ns))
     charges = _delays(section.delays)
     charges.append(Charge(cause, section.ns - section.delayed_ns))
     return Stretch(start_ns, end_ns, charges)

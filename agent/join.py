@@ -9,7 +9,7 @@ line by one fixed precedence, each nanosecond once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -92,9 +92,6 @@ class Watched:
     loop_tid: int
     gang: frozenset[int]
 
-    def tids(self, kind: SectionKind) -> frozenset[int]:
-        return self.gang | {self.loop_tid} if kind == "forward" else frozenset({self.loop_tid})
-
 
 def cut(step: Step, previous_output_ns: int | None) -> Piece:
     """The piece of `step`, its sections still without delays. With overlapping steps (async
@@ -128,13 +125,6 @@ class FactIndex:
         # No fact at or after i begins before this: lets a search stop early.
         self._least_start = np.minimum.accumulate(starts[::-1])[::-1]
 
-    def bounds(
-        self, starts_ns: npt.NDArray[np.int64], ends_ns: npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """For each interval the slice of facts that holds all which overlap it."""
-        low = np.searchsorted(self._ends, starts_ns, "right")
-        return low, np.maximum(low, np.searchsorted(self._least_start, ends_ns, "left"))
-
     def overlapping(self, start_ns: int, end_ns: int) -> Facts:
         low = int(np.searchsorted(self._ends, start_ns, "right"))
         high = int(np.searchsorted(self._least_start, end_ns, "left"))
@@ -142,85 +132,152 @@ class FactIndex:
         return near[near["start_ns"] < end_ns]
 
 
-def lay(
-    facts: Facts, start_ns: int, end_ns: int, tids: Iterable[int], *, barrier_tids: Iterable[int]
-) -> list[Delay]:
-    """The delays of `tids` within [start_ns, end_ns): the union over the threads, each nanosecond
-    once, by `PRECEDENCE`. A futex sleep ended by one of `barrier_tids` is a team meeting at a
-    barrier, not a lock, and is left out."""
-    mine = facts[np.isin(facts["tid"], np.fromiter(tids, np.uint32)) & (facts["exact"] == 1)]
-    barrier = np.fromiter(barrier_tids, np.uint32)
-    starts = np.maximum(mine["start_ns"], start_ns)
-    ends = np.minimum(mine["end_ns"], end_ns)
-    laid = np.zeros(len(mine), np.bool_)
+Interval = tuple[int, int, int, int, int]  # rank in PRECEDENCE, start, end, culprit pid, its tid
+
+
+def lay(intervals: Sequence[Interval], start_ns: int, end_ns: int) -> list[Delay]:
+    """The delays within [start_ns, end_ns): the union over the threads, each nanosecond once, by
+    `PRECEDENCE`."""
+    by_rank: dict[int, list[Interval]] = {}
+    for interval in intervals:
+        by_rank.setdefault(interval[0], []).append(interval)
+    laid: list[tuple[int, int]] = []
     covered_ns = 0
     delays = []
-    for kind, cause in PRECEDENCE:
-        chosen = (mine["kind"] == kind) & (ends > starts)
-        if kind == Kind.OFF_FUTEX:
-            chosen &= ~np.isin(mine["culprit_tid"], barrier)
-        if not chosen.any():
-            continue
-        laid |= chosen
-        union_ns = _union_ns(starts[laid], ends[laid])
+    for rank in sorted(by_rank):
+        chosen = by_rank[rank]
+        laid += [(max(start, start_ns), min(end, end_ns)) for _, start, end, _, _ in chosen]
+        union_ns = _union_ns(laid)
         fresh_ns, covered_ns = union_ns - covered_ns, union_ns
         if fresh_ns:
-            blames = _wakers(mine[chosen], fresh_ns)
-            delays.append(Delay(cause, fresh_ns, int(chosen.sum()), blames))
+            cause = PRECEDENCE[rank][1]
+            delays.append(Delay(cause, fresh_ns, len(chosen), _culprits(chosen, fresh_ns)))
     return delays
 
 
-def _union_ns(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:
-    order = np.argsort(starts, kind="stable")
-    starts, reached = starts[order], np.maximum.accumulate(ends[order])
-    fresh = reached - np.maximum(starts, np.concatenate((starts[:1], reached[:-1])))
-    return int(np.maximum(fresh, 0).sum())
+def _union_ns(intervals: list[tuple[int, int]]) -> int:
+    intervals.sort()
+    total = 0
+    reached = -(1 << 63)
+    for start, end in intervals:
+        if end > reached:
+            total += end - max(start, reached)
+            reached = end
+    return total
 
 
-def _wakers(facts: Facts, ns: int) -> tuple[Blame, ...]:
-    """Who ended the waits, in proportion to their length."""
-    by_waker: dict[tuple[int, int], int] = {}
-    for pid, tid, waited_ns in facts[["culprit_pid", "culprit_tid", "ns"]].tolist():
+def _culprits(intervals: Sequence[Interval], ns: int) -> tuple[Blame, ...]:
+    """Those whom the facts themselves name (who ended a wait), in proportion to its length."""
+    by_task: dict[tuple[int, int], int] = {}
+    for _, start, end, pid, tid in intervals:
         if pid:
-            by_waker[pid, tid] = by_waker.get((pid, tid), 0) + waited_ns
-    sizes = split(ns, list(by_waker.values()))
-    return tuple(Blame(p, t, size) for (p, t), size in zip(by_waker, sizes, strict=True) if size)
+            by_task[pid, tid] = by_task.get((pid, tid), 0) + end - start
+    sizes = split(ns, list(by_task.values()))
+    return tuple(Blame(p, t, size) for (p, t), size in zip(by_task, sizes, strict=True) if size)
 
 
-def summed(facts: Facts, step_id: int, tids: Iterable[int]) -> list[Delay]:
-    """Delays too short to have a place: per cause the most that one thread lost in the step (a
-    lower bound of the union over the threads)."""
-    mine = facts[
-        (facts["exact"] == 0)
-        & (facts["step_id"] == step_id)
-        & np.isin(facts["tid"], np.fromiter(tids, np.uint32))
-    ]
-    delays = []
-    for kind, cause in SUMMED_CAUSES.items():
-        by_thread: dict[int, int] = {}
-        count = 0
-        for tid, ns, intervals in mine[mine["kind"] == kind][["tid", "ns", "count"]].tolist():
-            by_thread[tid] = by_thread.get(tid, 0) + ns
-            count += intervals
-        if by_thread:
-            delays.append(Delay(cause, max(by_thread.values()), count))
-    return [delay for delay in delays if delay.ns > 0]
+class Joiner:
+    """One batch of facts, made ready to be laid on sections.
+
+    What concerns many facts is done once, in arrays; only the few that hit a watched thread are
+    looked at one by one."""
+
+    def __init__(self, facts: Facts, watched: Watched) -> None:
+        self._watched = watched
+        watched_tids = np.fromiter({watched.loop_tid, *watched.gang}, np.uint32)
+        mine = facts[np.isin(facts["tid"], watched_tids)]
+        exact = mine[(mine["exact"] == 1) & np.isin(mine["kind"], _RANKED)]
+        self._exact = FactIndex(exact)
+        self._foreign = FactIndex(facts[facts["kind"] == Kind.FOREIGN])
+        self._summed = _summed(mine[mine["exact"] == 0])
+
+    def join(self, piece: Piece) -> Piece:
+        """`piece` with all that the kernel measured in its sections."""
+        near = self._near(piece.start_ns, piece.end_ns)
+        step_id = piece.step.step_id
+        if not near and step_id not in self._summed:
+            return piece
+        return _with_sections(piece, [self._lay(s, near, step_id) for s in piece.sections])
+
+    def section(self, section: Section) -> Section:
+        """`section` with its delays. Summed facts have no place in one that was cut."""
+        return self._lay(section, self._near(section.start_ns, section.end_ns), None)
+
+    def _near(self, start_ns: int, end_ns: int) -> list[tuple[int, int, int, int, int, int]]:
+        found = self._exact.overlapping(start_ns, end_ns)
+        return found[_COLUMNS].tolist() if len(found) else []
+
+    def _lay(
+        self,
+        section: Section,
+        near: list[tuple[int, int, int, int, int, int]],
+        step_id: int | None,
+    ) -> Section:
+        in_forward = section.kind == "forward"
+        gang, loop_tid = self._watched.gang, self._watched.loop_tid
+        intervals = [
+            (_RANK[kind], start, end, culprit_pid, culprit_tid)
+            for kind, start, end, tid, culprit_pid, culprit_tid in near
+            if start < section.end_ns
+            and end > section.start_ns
+            and (in_forward or tid == loop_tid)
+            # A futex sleep ended by a team-mate is a team meeting at a barrier, not a lock.
+            and not (in_forward and kind == Kind.OFF_FUTEX and culprit_tid in gang)
+        ]
+        delays = lay(intervals, section.start_ns, section.end_ns) if intervals else []
+        if in_forward and step_id is not None:
+            delays = _merge([*delays, *self._summed.get(step_id, ())])
+        delays = [self._with_capacity(delay, section) for delay in delays]
+        return _bounded(section, delays, section.ns)
+
+    def _with_capacity(self, delay: Delay, section: Section) -> Delay:
+        if delay.cause != "cpu.runqueue":
+            return delay
+        foreign = self._foreign.overlapping(section.start_ns, section.end_ns)
+        blames = blame_by_capacity(
+            foreign, section.start_ns, section.end_ns, delay.ns, self._watched.pid
+        )
+        return Delay(delay.cause, delay.ns, delay.facts, blames)
+
+
+_RANK = {int(kind): rank for rank, (kind, _) in enumerate(PRECEDENCE)}
+_RANKED = np.array(list(_RANK), np.uint8)
+_COLUMNS = ["kind", "start_ns", "end_ns", "tid", "culprit_pid", "culprit_tid"]
+
+
+def _summed(facts: Facts) -> dict[int, list[Delay]]:
+    """step_id → delays too short to have a place: per cause the most that one thread lost in the
+    step (a lower bound of the union over the threads)."""
+    losses: dict[tuple[int, int], dict[int, int]] = {}
+    counts: dict[tuple[int, int], int] = {}
+    chosen = facts[np.isin(facts["kind"], np.array(list(SUMMED_CAUSES), np.uint8))]
+    for step_id, kind, tid, ns, count in chosen[["step_id", "kind", "tid", "ns", "count"]].tolist():
+        by_thread = losses.setdefault((step_id, kind), {})
+        by_thread[tid] = by_thread.get(tid, 0) + ns
+        counts[step_id, kind] = counts.get((step_id, kind), 0) + count
+    delays: dict[int, list[Delay]] = {}
+    for (step_id, kind), by_thread in losses.items():
+        ns = max(by_thread.values())
+        if ns > 0:
+            delay = Delay(SUMMED_CAUSES[Kind(kind)], ns, counts[step_id, kind])
+            delays.setdefault(step_id, []).append(delay)
+    return delays
 
 
 def blame_by_capacity(
-    facts: Facts, start_ns: int, end_ns: int, ns: int, own_pid: int
+    foreign: Facts, start_ns: int, end_ns: int, ns: int, own_pid: int
 ) -> tuple[Blame, ...]:
     """Who took the CPU for `ns` of [start_ns, end_ns): the tasks outside the target that occupied
     the CPUs it may use, in proportion. Who came next on that CPU says little: it is often the
-    target's own other thread. What they did not occupy, the target's own threads did."""
-    foreign = facts[facts["kind"] == Kind.FOREIGN]
+    target's own other thread. What they did not occupy, the target's own threads did.
+
+    `foreign`: facts of kind FOREIGN."""
     by_pid: dict[int, float] = {}
     for pid, begin, finish, ran in foreign[["culprit_pid", "start_ns", "end_ns", "ns"]].tolist():
         overlap = min(finish, end_ns) - max(begin, start_ns)
         if overlap > 0:
             by_pid[pid] = by_pid.get(pid, 0.0) + ran * overlap / (finish - begin)
     occupied = sum(by_pid.values())
-    # Where less was occupied than was lost, the target's own threads competed for the rest.
     if ns > occupied:
         by_pid[own_pid] = by_pid.get(own_pid, 0.0) + ns - occupied
     pids = list(by_pid)
@@ -229,31 +286,6 @@ def blame_by_capacity(
         for pid, share in zip(pids, split(ns, [by_pid[pid] for pid in pids]), strict=True)
         if share
     )
-
-
-def join_piece(piece: Piece, facts: Facts, watched: Watched) -> Piece:
-    """`piece` with all that the kernel measured in its sections. `facts`: those that overlap it."""
-    return _with_sections(
-        piece, [join_section(section, piece.step, facts, watched) for section in piece.sections]
-    )
-
-
-def join_section(section: Section, step: Step | None, facts: Facts, watched: Watched) -> Section:
-    """`section` with its delays, which never exceed it. `step`: the one whose summed facts belong
-    to it; None for a section that was cut, where they have no place."""
-    tids = watched.tids(section.kind)
-    in_forward = section.kind == "forward"
-    delays = lay(
-        facts,
-        section.start_ns,
-        section.end_ns,
-        tids,
-        barrier_tids=watched.gang if in_forward else (),
-    )
-    if in_forward and step is not None:
-        delays = _merge([*delays, *summed(facts, step.step_id, tids)])
-    delays = [_with_capacity(delay, section, facts, watched.pid) for delay in delays]
-    return _bounded(section, delays, section.ns)
 
 
 def bound_forward(piece: Piece, predicted_forward_ns: int) -> Piece:
@@ -288,13 +320,6 @@ def _bounded(section: Section, delays: Sequence[Delay], most_ns: int) -> Section
             if ns > 0
         ]
     return Section(section.kind, section.start_ns, section.end_ns, (*hard, *soft))
-
-
-def _with_capacity(delay: Delay, section: Section, facts: Facts, own_pid: int) -> Delay:
-    if delay.cause != "cpu.runqueue":
-        return delay
-    blames = blame_by_capacity(facts, section.start_ns, section.end_ns, delay.ns, own_pid)
-    return Delay(delay.cause, delay.ns, delay.facts, blames)
 
 
 def _merge(delays: Sequence[Delay]) -> list[Delay]:
