@@ -1,0 +1,194 @@
+"""Serves one model over HTTP in one process: asyncio here, the engine's loop beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import uvicorn
+
+from .api import build_app
+from .config import EngineConfig
+from .connection import HttpLimits, connection_class
+from .frontend import Frontend
+from .loader import LoadedModel, ModelNotLoadable, load_model
+from .loop import Engine
+from .observe import StepObserver
+from .tokenizer import TextTokenizer, load_tokenizer
+from .uploads import Uploads
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def serve(
+    model: str,
+    *,
+    host: str,
+    port: int,
+    config: EngineConfig,
+    observer: StepObserver,
+    announce: Callable[[str], None],
+    limits: HttpLimits | None = None,
+) -> int:
+    """Serve `model` (a name or a folder) until told to stop; returns the exit code.
+
+    `announce` gets the URL once requests are answered. The first SIGTERM or
+    SIGINT drains (0, or 1 if some requests did not end in time), a second one
+    stops at once (128 + its number). What cannot be served ends with 1 and a
+    line on stderr.
+    """
+    try:
+        with _bind(host, port) as listener:
+            loaded = load_model(model)
+            tokenizer = load_tokenizer(loaded.tokenizer_source)
+            # Left to itself uvicorn warns on stderr about every malformed request.
+            logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+            return asyncio.run(
+                _serve(
+                    listener, loaded, tokenizer, config, observer, announce, limits or HttpLimits()
+                )
+            )
+    except (_CannotListen, ModelNotLoadable) as error:
+        print(f"error: cannot serve {model}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # while loading
+        return 128 + signal.SIGINT
+    finally:
+        observer.close()
+
+
+async def _serve(
+    listener: socket.socket,
+    loaded: LoadedModel,
+    tokenizer: TextTokenizer,
+    config: EngineConfig,
+    observer: StepObserver,
+    announce: Callable[[str], None],
+    limits: HttpLimits,
+) -> int:
+    frontend = Frontend(
+        model=loaded.name, tokenizer=tokenizer, observer=observer, max_requests=limits.max_requests
+    )
+    engine = Engine(loaded, config, observer=observer, on_outputs=frontend.on_outputs)
+    frontend.attach(engine)
+    server = _Server(
+        uvicorn.Config(
+            build_app(frontend, Uploads(limits), engine.render_metrics),
+            http=connection_class(limits),
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=75,
+        ),
+        started=partial(announce, _url(listener)),
+    )
+    stop = _Stop(frontend, server, limits.drain_s)
+    engine.start()
+    with stop.on_signals():
+        await server.serve(sockets=[listener])
+    # Off this thread: the last step's outputs still have to come in here.
+    await asyncio.to_thread(engine.stop, drain=False, deadline_s=10.0)
+    return stop.exit_code
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which says when it listens and leaves the signals alone."""
+
+    def __init__(self, config: uvicorn.Config, *, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Stop:
+    """What the signals do: the first drains, the second stops at once."""
+
+    def __init__(self, frontend: Frontend, server: _Server, drain_s: float) -> None:
+        self.exit_code = 0
+        self._frontend = frontend
+        self._server = server
+        self._drain_s = drain_s
+        self._draining: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def on_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in _STOP_SIGNALS:
+            loop.add_signal_handler(number, self._signal, number)
+        try:
+            yield
+        finally:
+            for number in _STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _signal(self, number: int) -> None:
+        if self._draining is None:
+            # The listening socket stays open meanwhile: newcomers get a 503
+            # that says why, not a refused connection.
+            self._frontend.draining = True
+            self._draining = asyncio.create_task(self._drain())
+        else:
+            self._at_once(128 + number)
+
+    async def _drain(self) -> None:
+        try:
+            await asyncio.wait_for(self._frontend.emptied(), self._drain_s)
+        except asyncio.TimeoutError:
+            self._at_once(1)
+        self._server.should_exit = True
+
+    def _at_once(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        self._frontend.fail_all()
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
+        self._server.should_exit = True
+        self._server.force_exit = True
+
+
+class _CannotListen(Exception):
+    pass
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Takes the port before the model is loaded, so that a clash shows at once.
+
+    Nobody is accepted before uvicorn listens. Raises _CannotListen.
+    """
+    listener: socket.socket | None = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted sockets inherit it: a token must not wait for the ACK of the last one.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind(address)
+    except (OSError, OverflowError) as error:  # the latter for a port beyond 65535
+        if listener is not None:
+            listener.close()
+        raise _CannotListen(f"{host}:{port}: {error}") from error
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
