@@ -28,7 +28,7 @@ class HttpLimits:
     drain_s: float = 300.0  # for running requests, once told to stop
 
 
-class ClientGone(Exception):
+class ClientGone(Exception):  # noqa: N818  it is nobody's error
     """The client closed the connection before it had its whole answer."""
 
 

@@ -14,10 +14,11 @@ from functools import partial
 import uvicorn
 
 from .api import build_app
+from .checkpoint import ModelNotLoadable
 from .config import EngineConfig
 from .connection import HttpLimits, connection_class
 from .frontend import Frontend
-from .loader import LoadedModel, ModelNotLoadable, load_model
+from .loader import LoadedModel, load_model
 from .loop import Engine
 from .observe import StepObserver
 from .tokenizer import TextTokenizer, load_tokenizer
@@ -54,7 +55,7 @@ def serve(
                     listener, loaded, tokenizer, config, observer, announce, limits or HttpLimits()
                 )
             )
-    except (_CannotListen, ModelNotLoadable) as error:
+    except (_ListenError, ModelNotLoadable) as error:
         print(f"error: cannot serve {model}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # while loading
@@ -163,14 +164,14 @@ class _Stop:
         self._server.force_exit = True
 
 
-class _CannotListen(Exception):
+class _ListenError(Exception):
     pass
 
 
 def _bind(host: str, port: int) -> socket.socket:
     """Takes the port before the model is loaded, so that a clash shows at once.
 
-    Nobody is accepted before uvicorn listens. Raises _CannotListen.
+    Nobody is accepted before uvicorn listens. Raises _ListenError.
     """
     listener: socket.socket | None = None
     try:
@@ -185,7 +186,7 @@ def _bind(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:  # the latter for a port beyond 65535
         if listener is not None:
             listener.close()
-        raise _CannotListen(f"{host}:{port}: {error}") from error
+        raise _ListenError(f"{host}:{port}: {error}") from error
     return listener
 
 

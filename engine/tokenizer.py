@@ -11,7 +11,13 @@ from typing import Any, Protocol
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from .chat_template import ChatTemplate, ChatTemplateError
-from .loader import BpeTokenizer, ByteTokenizer, FolderTokenizer, ModelNotLoadable, TokenizerSource
+from .checkpoint import (
+    BpeTokenizer,
+    ByteTokenizer,
+    FolderTokenizer,
+    ModelNotLoadable,
+    TokenizerSource,
+)
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from dsagent.engine.chat_template import ChatTemplate, ChatTemplateError
+from dsagent.engine.checkpoint import BpeTokenizer, ByteTokenizer, FolderTokenizer, ModelNotLoadable
 from dsagent.engine.detokenizer import Detokenizer
-from dsagent.engine.loader import BpeTokenizer, ByteTokenizer, FolderTokenizer, ModelNotLoadable
 from dsagent.engine.tokenizer import load_tokenizer
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
