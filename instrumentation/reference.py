@@ -279,9 +279,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     exporter: Exporter | None = None
     if arguments.spans == "sdk":
         try:
-            from dsagent.instrumentation.sdk import SpanEmitter
+            from dsagent.instrumentation.sdk import sdk_emitter
 
-            exporter = SpanEmitter(engine_id=engine_id)
+            exporter = sdk_emitter(engine_id=engine_id)
         except ImportError as error:
             print(
                 f"error: --spans sdk needs OpenTelemetry ({error}): pip install 'dsagent[engine]'",
