@@ -19,13 +19,14 @@ packages=(clang-16 llvm-16 libbpf-dev libbpf1 bpftool gcc libc6-dev make
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
-# logged WHAT COMMAND...: runs it with its output in the log; shows the log's end if it fails.
+# logged WHAT COMMAND...: runs it with its output in the log; shows its last lines if it fails.
 logged() {
-    local what=$1 begun=$SECONDS
+    local what=$1 begun=$SECONDS before
     shift
     say "$what ..."
+    before=$(wc -l <"$LOG")
     if ! "$@" >>"$LOG" 2>&1 </dev/null; then
-        tail -n 25 "$LOG" >&2
+        tail -n "+$((before + 1))" "$LOG" | tail -n 25 >&2
         return 1
     fi
     say "$what: done in $((SECONDS - begun)) s"
