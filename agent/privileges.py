@@ -1,0 +1,50 @@
+"""What the kernel lets this process do: capabilities, BTF, lockdown, namespaces.
+
+Each function takes the file it reads, so that tests can read frozen ones.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from enum import IntEnum
+from pathlib import Path
+
+STATUS = Path("/proc/self/status")
+BTF = Path("/sys/kernel/btf/vmlinux")
+LOCKDOWN = Path("/sys/kernel/security/lockdown")
+PID_NAMESPACE = Path("/proc/self/ns/pid")
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # include/linux/proc_ns.h: PROC_PID_INIT_INO
+
+
+class Capability(IntEnum):
+    """include/uapi/linux/capability.h"""
+
+    CAP_SYS_PTRACE = 19
+    CAP_SYS_ADMIN = 21
+    CAP_PERFMON = 38
+    CAP_BPF = 39
+
+
+def effective_capabilities(status: Path = STATUS) -> frozenset[Capability]:
+    """Those in effect. CAP_SYS_ADMIN stands for CAP_BPF and CAP_PERFMON too, as in the kernel."""
+    found = re.search(r"^CapEff:\s+([0-9a-f]+)$", status.read_text(), re.MULTILINE)
+    bits = int(found.group(1), 16) if found else 0
+    held = {capability for capability in Capability if bits >> capability & 1}
+    if Capability.CAP_SYS_ADMIN in held:
+        held |= {Capability.CAP_BPF, Capability.CAP_PERFMON}
+    return frozenset(held)
+
+
+def lockdown(path: Path = LOCKDOWN) -> str | None:
+    """none, integrity or confidentiality; None: the kernel has no lockdown."""
+    try:
+        found = re.search(r"\[(\w+)\]", path.read_text())
+    except OSError:
+        return None
+    return found.group(1) if found else None
+
+
+def pid_namespace(path: Path = PID_NAMESPACE) -> int:
+    """The inode of this process's pid namespace."""
+    return os.stat(path).st_ino

@@ -1,0 +1,132 @@
+/* What sched.bpf.c shares with user space. kernel_layout.py holds the same
+ * layouts as numpy types; the sizes are compared when the object is loaded. */
+#ifndef DSAGENT_SCHED_H
+#define DSAGENT_SCHED_H
+
+/* What a thread of the target is doing: agent/facts.py's Kind, and four that make no fact. */
+enum ds_kind {
+	DS_UNKNOWN = 0,
+	DS_ONCPU = 1,
+	DS_RUNQUEUE = 2,
+	DS_THROTTLED = 3,
+	DS_OFF_FUTEX = 4,
+	DS_OFF_DISK = 5,
+	DS_OFF_OTHER = 6,
+	DS_STOPPED = 7,
+	DS_FOREIGN = 8,
+	DS_YIELDED = 9, /* runnable, but it gave the CPU away itself */
+	DS_DEAD = 10,
+};
+
+#define THREAD_KINDS 8 /* DS_ONCPU … DS_STOPPED are summed per thread; index 0 is unused */
+#define RUNS 8 /* the last tasks that ran on a CPU */
+#define FOREIGNERS 16 /* foreign processes summed per CPU and step before one is sent early */
+
+/* agent/facts.py's FACT_DTYPE, byte for byte. With the ring's own header a record is 64 bytes. */
+struct ds_fact {
+	__u8 kind;
+	__u8 exact;
+	__s16 cpu;
+	__u32 count;
+	__u32 pid;
+	__u32 tid;
+	__u32 culprit_pid;
+	__u32 culprit_tid;
+	__u64 step;
+	__u64 start_ns;
+	__u64 end_ns;
+	__u64 ns;
+};
+
+/* Set before loading, constant afterwards: the verifier removes what they switch off. */
+struct ds_config {
+	__u64 exact_ns; /* intervals at least this long are sent alone */
+	__u64 foreign_exact_ns; /* likewise for tasks outside the target */
+	__u32 target_pid; /* as the agent sees it */
+	__u32 pid_namespace; /* the agent's; 0: the initial one */
+	__u8 has_prev_state; /* sched_switch has a fourth argument (Linux 5.18) */
+	__u8 per_task_throttle; /* use task_struct.throttled where it exists */
+	__u8 padding[6];
+};
+
+/* Read and written by both sides while running. */
+struct ds_control {
+	__u64 generation; /* user space adds one, then owns the sums of the one before */
+	__u64 step; /* the step last seen running in the target */
+	__u64 untracked; /* threads that found no slot */
+	__u64 slots_used; /* slots ever given out; may exceed what there are */
+};
+
+struct ds_sum {
+	__u64 ns;
+	__u64 start_ns; /* when the first interval ended or began, whichever bounds them all */
+	__u64 end_ns;
+	__u64 count;
+};
+
+struct ds_thread_sums {
+	__u64 generation;
+	__u64 step;
+	struct ds_sum kinds[THREAD_KINDS];
+};
+
+struct ds_thread {
+	__u64 since_state; /* since_ns << 4 | kind: one word, so that it never tears */
+	__u64 waking_ns; /* when it was last made runnable */
+	__u64 run_step; /* the step when it was last switched in */
+	__u32 waker_pid;
+	__u32 waker_tid;
+	__u32 pid; /* as the agent sees them */
+	__u32 tid;
+	__u32 kernel_pid; /* in the initial namespace */
+	__s32 cpu; /* where it last ran */
+	__u8 comm[16];
+	struct ds_thread_sums sums[2]; /* by generation, even and odd */
+};
+
+struct ds_run {
+	__u64 start_ns;
+	__u64 end_ns;
+	__u32 pid;
+	__u32 tid;
+};
+
+struct ds_foreigner {
+	__u32 pid; /* 0: free */
+	__u32 count;
+	__u64 ns;
+	__u64 start_ns;
+	__u64 end_ns;
+};
+
+struct ds_foreign_sums {
+	__u64 generation;
+	__u64 step;
+	struct ds_foreigner by_pid[FOREIGNERS];
+};
+
+struct ds_cpu {
+	__u64 watched; /* set by user space: the target may run here */
+	__u64 run_start_ns; /* of the task now running */
+	__u32 foreign_pid; /* of the task now running; 0: idle or the target's own */
+	__u32 foreign_tid;
+	__u64 switches;
+	__u64 wakings;
+	__u64 cost_ns; /* estimated from one run in 64 */
+	__u64 dropped; /* facts for which the ring had no room */
+	__u64 head; /* runs[head % RUNS] is written next */
+	struct ds_run runs[RUNS];
+	struct ds_foreign_sums sums[2];
+};
+
+struct ds_process {
+	__u64 step_address; /* of its running-step word; 0: none */
+	__u64 step; /* last seen there */
+};
+
+struct ds_name {
+	__u64 read_ns;
+	__u8 comm[16];
+};
+
+#endif

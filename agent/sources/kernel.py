@@ -1,0 +1,282 @@
+"""The source "kernel": where the time of the target's threads went, as the scheduler saw it.
+
+The BPF programs (bpf/sched.bpf.c) sum short intervals per thread and step and
+send long ones alone; this side reads both in batches, cuts open intervals into
+pieces and knows what all that costs.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from dsagent.agent import privileges
+from dsagent.agent.errors import SourceUnavailable
+from dsagent.agent.facts import FACT_DTYPE, Facts, Kind, Readings, SourceStatus, Target
+from dsagent.agent.privileges import Capability
+from dsagent.agent.procfs import escape
+from dsagent.agent.sources import kernel_tables as tables
+from dsagent.agent.sources.bpf.layout import CONTROL, CPU, MAX_THREADS, THREAD, constants
+from dsagent.agent.sources.bpf.libbpf import BpfObject, Library, Map
+from dsagent.agent.sources.bpf.ringbuf import FactRing
+from dsagent.agent.sources.open_intervals import OpenIntervals
+
+OBJECT = Path(__file__).parent / "bpf" / "sched.bpf.o"
+PROGRAMS = ("on_switch", "on_waking", "on_fork", "on_exec")
+
+_FACTS_A_POLL_MAX = 200_000
+_NAMES_MAX = 8192
+# A program that had taken its time stamp when a poll began has ended this much later.
+_MARGIN_NS = 100_000
+_CPUS_EVERY_NS = 1_000_000_000
+# What the kernel spends to enter and leave a program, which the program cannot see.
+_ENTRY_NS = 20
+
+
+class KernelSource:
+    """agent/facts.py's Source. `step_words`: pid → address of its running-step word there.
+
+    Pids and tids of the target's threads are those of the agent's pid namespace;
+    those of culprits outside the target are the initial namespace's.
+    """
+
+    name = "kernel"
+
+    def __init__(
+        self,
+        target: Target,
+        step_words: Mapping[int, int],
+        *,
+        exact_ns: int = 200_000,
+        foreign_exact_ns: int = 1_000_000,
+        ring_bytes: int = 1 << 22,
+        object_path: Path = OBJECT,
+    ) -> None:
+        self._target = target
+        self._step_words = dict(step_words)
+        self._exact_ns, self._foreign_exact_ns = exact_ns, foreign_exact_ns
+        self._ring_bytes = ring_bytes
+        self._object_path = object_path
+        self._running: _Running | None = None
+        self._last = SourceStatus(self.name, "unavailable", "not started")
+
+    def start(self) -> None:
+        """Load, attach, find the target's threads. Raises SourceUnavailable."""
+        check(self._object_path)
+        library = Library()
+        loaded = BpfObject(library, self._object_path)
+        try:
+            loaded.set_constants(
+                constants(
+                    exact_ns=self._exact_ns,
+                    foreign_exact_ns=self._foreign_exact_ns,
+                    target_pid=self._target.pid,
+                    pid_namespace=_own_pid_namespace(),
+                    has_prev_state=(library.arguments_of("sched_switch") or 0) >= 4,
+                    per_task_throttle=True,
+                )
+            )
+            loaded.set_entries("cpus", library.possible_cpus())
+            loaded.set_entries("facts", self._ring_bytes)
+            loaded.load()
+            self._running = _Running(self._target, loaded, self._foreign_exact_ns)
+            self._running.want(
+                dict.fromkeys((self._target.pid, *self._target.children), 0) | self._step_words
+            )
+        except BaseException:
+            self.stop()
+            loaded.close()
+            raise
+
+    def set_step_word(self, pid: int, address: int) -> None:
+        """A process of the target has made its ring only now."""
+        self._step_words[pid] = address
+        if self._running is not None:
+            self._running.want({pid: address})
+
+    def poll(self, now_ns: int) -> Readings:
+        if self._running is None:
+            return Readings()
+        return self._running.poll(now_ns)
+
+    def status(self) -> SourceStatus:
+        if self._running is not None:
+            self._last = self._running.status(self.name)
+        return self._last
+
+    def stop(self) -> None:
+        if self._running is not None:
+            self._last = self._running.status(self.name)
+            self._running.close()
+            self._running = None
+
+
+class _Running:
+    """The loaded programs, attached, and the memory shared with them."""
+
+    def __init__(self, target: Target, loaded: BpfObject, foreign_exact_ns: int) -> None:
+        self._target, self._object = target, loaded
+        self._foreign_exact_ns = foreign_exact_ns
+        self._memories: list[mmap.mmap] = []
+        self._threads = self._shared("threads", THREAD)
+        self._cpus = self._shared("cpus", CPU)
+        self._control = self._shared(".bss", CONTROL)
+        self._generation = memoryview(self._memories[-1])[:8].cast("Q")
+        self._wanted, self._names_map = loaded.map("wanted"), loaded.map("names")
+        self._ring = FactRing(loaded.map("facts"))
+        self._open = OpenIntervals()
+        self._names: dict[int, str] = {}
+        self._cpus_checked_ns = 0
+        self._poll_cost_ns = 0
+        self._lagging = False
+        for program in PROGRAMS:
+            loaded.attach(program)
+        self._scan_fd = loaded.attach("scan")
+
+    def _shared(self, name: str, layout: np.dtype[np.void]) -> tables.Table:
+        table: Map = self._object.map(name)
+        if table.value_bytes != layout.itemsize:
+            raise SourceUnavailable(
+                "the BPF object was built from another version, rebuild it (make bpf)"
+            )
+        memory = table.map_memory()
+        self._memories.append(memory)
+        return np.frombuffer(memory, layout, count=table.entries)
+
+    def want(self, step_words: Mapping[int, int]) -> None:
+        """Follow these processes (address 0: it has no step word) and what they have forked."""
+        for pid, address in step_words.items():
+            self._wanted.update(struct.pack("=I", pid), struct.pack("=Q", address))
+        # Once more as long as it finds children, whose own children may have come before them.
+        found = -1
+        while found != (found := int(self._control["slots_used"][0])):
+            self._object.run_iterator(self._scan_fd)
+        self._watch_cpus(time.monotonic_ns())
+
+    def poll(self, now_ns: int) -> Readings:
+        began_ns = time.thread_time_ns()
+        # From here on new sums go elsewhere; the ring is read first, which gives programs that
+        # had begun before the time to end.
+        until_ns = time.monotonic_ns() - _MARGIN_NS
+        generation = self._generation[0]
+        self._generation[0] = generation + 1
+        sent = self._ring.read(_FACTS_A_POLL_MAX)
+        self._lagging = len(sent) == _FACTS_A_POLL_MAX
+        owners = np.where(sent["kind"] == Kind.FOREIGN, ~sent["cpu"].astype(np.int64), sent["tid"])
+        self._open.age()
+        sent = self._open.trim(sent, owners.tolist())
+        threads = self._threads[: self._slots_used()]
+        step, pid = int(self._control["step"][0]), self._target.pid
+        facts = np.concatenate(
+            (
+                sent,
+                tables.thread_sums(threads, generation),
+                tables.foreign_sums(self._cpus, generation, pid),
+                tables.open_threads(threads, self._open, until_ns, step),
+                tables.open_foreign(
+                    self._cpus,
+                    self._open,
+                    until_ns,
+                    step=step,
+                    target_pid=pid,
+                    least_ns=self._foreign_exact_ns,
+                ),
+            )
+        )
+        if now_ns - self._cpus_checked_ns >= _CPUS_EVERY_NS:
+            self._watch_cpus(now_ns)
+        readings = Readings(
+            facts=facts,
+            facts_complete_ns=None if self._lagging else until_ns,
+            names=self._names_in(facts, threads),
+        )
+        self._poll_cost_ns += time.thread_time_ns() - began_ns
+        return readings
+
+    def _slots_used(self) -> int:
+        return min(int(self._control["slots_used"][0]), MAX_THREADS)
+
+    def _watch_cpus(self, now_ns: int) -> None:
+        """Mark the CPUs that the target's threads may use: only there a foreign task matters."""
+        self._cpus_checked_ns = now_ns
+        allowed: set[int] = set()
+        for tid in self._threads["tid"][: self._slots_used()].tolist():
+            try:
+                allowed |= os.sched_getaffinity(tid)
+            except OSError:
+                continue  # it has ended
+        watched = np.zeros(len(self._cpus), np.uint64)
+        watched[[cpu for cpu in allowed if cpu < len(watched)]] = 1
+        self._cpus["watched"] = watched
+
+    def _names_in(self, facts: Facts, threads: tables.Table) -> dict[int, str]:
+        """comm of each thread and culprit that `facts` speaks of."""
+        comms = dict(zip(threads["tid"].tolist(), threads["comm"].tolist(), strict=True))
+        spoken = np.unique(
+            np.concatenate((facts["tid"], facts["culprit_pid"], facts["culprit_tid"]))
+        )
+        names: dict[int, str] = {}
+        for number in spoken.tolist():
+            comm = comms.get(number)
+            if comm is None:
+                found = self._names_map.lookup(struct.pack("=I", number))
+                comm = None if found is None else found[8:]
+            if comm is not None and number:
+                names[number] = escape(comm.split(b"\0")[0].decode("utf-8", "replace"))
+        return names
+
+    def status(self, name: str) -> SourceStatus:
+        untracked = int(self._control["untracked"][0])
+        runs = int(self._cpus["switches"].sum() + self._cpus["wakings"].sum())
+        return SourceStatus(
+            name,
+            "lagging" if self._lagging else "ok",
+            f"{untracked} threads beyond {MAX_THREADS} are not followed" if untracked else "",
+            dropped=int(self._cpus["dropped"].sum()),
+            cost_ns=int(self._cpus["cost_ns"].sum()) + runs * _ENTRY_NS + self._poll_cost_ns,
+        )
+
+    def close(self) -> None:
+        """Detach, unmap, free."""
+        self._object.close()
+        self._ring.close()
+        self._generation.release()
+        self._threads = self._cpus = self._control = np.empty(0, FACT_DTYPE)
+        for memory in self._memories:
+            memory.close()
+
+
+def check(object_path: Path = OBJECT) -> None:
+    """Raises SourceUnavailable with one reason and its fix, if the programs cannot run here."""
+    if not object_path.exists():
+        raise SourceUnavailable(
+            f"the BPF programs are not built ({object_path.name} is missing): run make bpf"
+        )
+    if privileges.lockdown() == "confidentiality":
+        raise SourceUnavailable(
+            "the kernel is locked down (confidentiality), which forbids BPF from reading it: "
+            "boot with lockdown=integrity or none"
+        )
+    if not privileges.BTF.exists():
+        raise SourceUnavailable(
+            "the kernel has no type information (/sys/kernel/btf/vmlinux): "
+            "use one built with CONFIG_DEBUG_INFO_BTF"
+        )
+    missing = {Capability.CAP_BPF, Capability.CAP_PERFMON} - privileges.effective_capabilities()
+    if missing:
+        raise SourceUnavailable(
+            f"not permitted: {' and '.join(sorted(c.name for c in missing))} missing; "
+            "run as root or grant them"
+        )
+
+
+def _own_pid_namespace() -> int:
+    """0 where it is the initial one, whose pids are BPF's own."""
+    inode = privileges.pid_namespace()
+    return 0 if inode == privileges.INITIAL_PID_NAMESPACE else inode
