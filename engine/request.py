@@ -9,11 +9,11 @@ from typing import Literal, NamedTuple
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-class RequestRefused(ValueError):
+class RequestRefused(ValueError):  # noqa: N818
     """The request can never run here; the text is for the client."""
 
 
-class EngineStopped(RuntimeError):
+class EngineStopped(RuntimeError):  # noqa: N818
     """The engine takes no more requests: it is stopping, or its loop has failed."""
 
 
