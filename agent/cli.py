@@ -1,0 +1,115 @@
+"""The command line: finds the command, loads only it, and turns errors into one line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from dsagent.agent import settings
+from dsagent.agent.errors import FINDINGS, USAGE, DsagentError
+from dsagent.agent.procfs import escape
+
+COMMANDS = ("serve", "attach", "explain", "why", "doctor", "demo")
+
+EPILOG = (
+    "Every option is also a variable (DSAGENT_MAX_OVERHEAD for --max-overhead) and a key of a "
+    "TOML file (max_overhead), which --config FILE or DSAGENT_CONFIG names; without either, "
+    "/etc/dsagent/dsagent.toml is read where there is one."
+)
+
+
+def _function(command: str) -> Callable[..., Any]:
+    module = importlib.import_module(f"dsagent.agent.commands.{command}")
+    function: Callable[..., Any] = getattr(module, command)
+    return function
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"dsagent {version('dsagent')}")
+        raise typer.Exit()
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """For any LLM request: where each millisecond went, and who is to blame."""
+
+
+def build(argv: Sequence[str]) -> tuple[typer.Typer, list[str]]:
+    """The app with the one command that the arguments name (all of them where they name none),
+    and the arguments left for it."""
+    arguments, config = settings.take_config_flag(argv)
+    config = config or os.environ.get("DSAGENT_CONFIG") or None
+    values = {}
+    if config is not None or settings.DEFAULT_FILE.is_file():
+        known = {name: settings.option_names(_function(name)) for name in COMMANDS}
+        values = dict(settings.load(config, frozenset().union(*known.values())))
+    app = typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        no_args_is_help=True,
+        epilog=EPILOG,
+    )
+    app.callback()(_root)
+    named = next((each for each in arguments if not each.startswith("-")), None)
+    for command in (named,) if named in COMMANDS else COMMANDS:
+        assert command is not None
+        function = _function(command)
+        names = settings.option_names(function)
+        settings.hide_variables(function)
+        app.command(
+            command,
+            context_settings={
+                "auto_envvar_prefix": settings.ENV_PREFIX,
+                "default_map": {k: v for k, v in values.items() if k in names},
+            },
+        )(function)
+    return app, settings.complete_prometheus_flag(arguments)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code; what went wrong is one line on stderr."""
+    try:
+        app, arguments = build(argv)
+        if not arguments:
+            arguments = ["--help"]
+        result = app(arguments, standalone_mode=False, prog_name="dsagent")
+    except DsagentError as error:
+        return _complain(str(error), error.exit_code)
+    except typer.TyperException as error:
+        return _complain(error.format_message(), USAGE)
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        # The reader (a pager, head) has gone; Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001 - the outermost frame: a person gets a line
+        if os.environ.get("DSAGENT_DEBUG") == "1":
+            traceback.print_exc()
+        text = f"internal error: {type(error).__name__}: {error} (DSAGENT_DEBUG=1 shows where)"
+        return _complain(text, FINDINGS)
+    return result if isinstance(result, int) else 0
+
+
+def _complain(message: str, exit_code: int) -> int:
+    line = escape(" ".join(message.split()), limit=2000)
+    print(f"dsagent: {line}", file=sys.stderr)
+    return exit_code
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,92 @@
+"""`dsagent attach`: watches a running server until told to stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def attach(
+    pid: Annotated[int, typer.Argument(metavar="PID", min=1, help="Any process of the server.")],
+    record: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write a recording into this folder.")
+    ] = None,
+    record_max_bytes: Annotated[
+        int, typer.Option(metavar="BYTES", min=1 << 20, help="The oldest goes beyond this.")
+    ] = 512 << 20,
+    duration: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.1, help="End so long after attaching."),
+    ] = None,
+    slo: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Latency limits; none without it.")
+    ] = None,
+    step_spans: Annotated[
+        Literal["worst", "all"],
+        typer.Option(metavar="worst|all", help="Steps that become spans of a request's trace."),
+    ] = "worst",
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Send traces and metrics there by OTLP over HTTP; "
+            "OTEL_EXPORTER_OTLP_ENDPOINT says the same.",
+        ),
+    ] = None,
+    prometheus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:PORT]", help="Answer scrapes; without an address at 127.0.0.1:9464."
+        ),
+    ] = None,
+    max_overhead: Annotated[
+        str, typer.Option(metavar="PERCENT", help="Step down where watching costs more.")
+    ] = "1%",
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as one JSON document.")
+    ] = False,
+) -> None:
+    """Attach to a running server and account for every request, until Ctrl-C.
+
+    \b
+    Examples:
+      dsagent attach 4242
+      dsagent attach 4242 --record run1 --prometheus
+      dsagent attach 4242 --duration 60 --json
+    """
+    from dsagent.agent import settings, terminal
+    from dsagent.agent.outlets import OutletOptions, make_sinks
+    from dsagent.agent.session import Session
+    from dsagent.agent.target import resolve
+
+    max_overhead_ratio = settings.parse_percent(max_overhead)
+    target = resolve(pid)
+    options = OutletOptions(
+        record=record,
+        record_max_bytes=record_max_bytes,
+        slo=slo,
+        step_spans=step_spans,
+        otlp_endpoint=otlp_endpoint,
+        prometheus=prometheus,
+    )
+    progress = terminal.Progress()
+    session = Session(
+        target,
+        make_sinks(options, target),
+        duration_s=duration,
+        max_overhead_ratio=max_overhead_ratio,
+        on_attached=lambda: progress.say(
+            f"attached to {target.comm} (pid {target.pid}), engine {target.engine}; Ctrl-C ends it"
+        ),
+        on_live=progress.show,
+    )
+    with terminal.stopping_on_signals(session.stop), progress:
+        document = session.run()
+    if json:
+        terminal.put_json(document)
+    else:
+        from dsagent.agent import render
+
+        terminal.put_text(render.summary(document))

@@ -1,0 +1,104 @@
+"""`dsagent demo`: a real engine, a real load, and the account of its slowest request."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dsagent.agent.errors import DsagentError
+
+if TYPE_CHECKING:
+    from dsagent.agent.children import Child
+    from dsagent.agent.session import Session
+
+READY_S = 120.0
+
+
+def demo(
+    duration: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, max=3600, help="Time under load.")
+    ] = 20.0,
+    model: Annotated[str, typer.Option(metavar="NAME|DIR", help="The model to serve.")] = "smollm2",
+    seed: Annotated[int, typer.Option(metavar="N", help="Draws the load.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Serve a small real model, put it under load, and explain its slowest request.
+
+    Needs nothing and leaves nothing behind.
+
+    \b
+    Example:
+      dsagent demo --duration 20
+    """
+    from dsagent.agent import terminal
+    from dsagent.agent.children import Child
+    from dsagent.agent.session import Session
+    from dsagent.agent.target import resolve
+
+    progress = terminal.Progress()
+    stopper = terminal.Stopper()
+    with terminal.stopping_on_signals(stopper), progress:
+        progress.say(f"starting the bundled engine with {model} on a free port")
+        arguments = ["--model", model, "--host", "127.0.0.1", "--port", "0"]
+        with Child("dsagent.instrumentation.reference", arguments) as engine:
+            url = engine.wait_for(r"listening on (http://\S+)", READY_S).group(1)
+            load: list[Child] = []
+
+            def send_load() -> None:
+                progress.say(
+                    f"attached to pid {engine.pid}; {duration:.0f} s of chats and long prompts"
+                )
+                load.append(
+                    Child(
+                        "dsagent.agent.load",
+                        [url, "--model", model, "--duration", str(duration), "--seed", str(seed)],
+                    )
+                )
+                load[0].on_exit(session.stop)
+
+            session = Session(resolve(engine.pid), on_attached=send_load, on_live=progress.show)
+            stopper.then(session.stop)
+            try:
+                summary = session.run()
+            finally:
+                for child in load:
+                    child.stop()
+            if engine.exit_code is not None:
+                raise DsagentError(f"the engine ended by itself, with code {engine.exit_code}")
+    document = _document(summary, session, load[0])
+    if json:
+        terminal.put_json(document)
+    else:
+        _show(document, summary, session)
+
+
+def _document(summary: dict[str, Any], session: Session, load: Child) -> dict[str, Any]:
+    tally = jsonlib.loads(load.output[-1]) if load.output else None
+    return {
+        "requests": summary["requests"],
+        "steps": summary["steps"],
+        "tokens_per_second": tally["output_tokens"] / tally["elapsed_s"] if tally else None,
+        "sources": summary["sources"],
+        "uncounted_losses": summary["uncounted_losses"],
+        "explained": session.ledger.showpieces(),
+        "unattributed_ratio_p50": session.ledger.unattributed_ratio_p50(),
+        "overhead": summary["overhead"],
+    }
+
+
+def _show(document: dict[str, Any], summary: dict[str, Any], session: Session) -> None:
+    import time
+
+    from dsagent.agent import render, terminal
+    from dsagent.agent.ledger import KEEP_NS
+
+    terminal.put_text(render.summary(summary))
+    terminal.put_text(render.rule("where the time of all requests went"))
+    why = session.ledger.why(now_ns=time.monotonic_ns(), last_ns=KEEP_NS)
+    terminal.put_text(render.why(why, "10m"))
+    for index, explained in enumerate(document["explained"]):
+        title = "the slowest request" if index == 0 else "the request most delayed by others"
+        terminal.put_text(render.rule(title))
+        terminal.put_text(render.explain(explained))

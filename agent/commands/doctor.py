@@ -1,0 +1,36 @@
+"""`dsagent doctor`: what works here, what does not, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsagent.agent.errors import FINDINGS
+
+
+def doctor(
+    pid: Annotated[
+        int | None,
+        typer.Option(metavar="PID", min=1, help="Also whether this process can be attached to."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Check the kernel, BTF, lockdown and capabilities; ends with 1 where something fails.
+
+    \b
+    Example:
+      dsagent doctor --pid 4242
+    """
+    from dsagent.agent import terminal
+    from dsagent.agent.doctor import run_checks
+
+    document = {"checks": [check.to_json() for check in run_checks(pid)]}
+    if json:
+        terminal.put_json(document)
+    else:
+        from dsagent.agent import render
+
+        terminal.put_text(render.checks(document))
+    if any(check["state"] == "fail" for check in document["checks"]):
+        raise typer.Exit(FINDINGS)

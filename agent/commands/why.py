@@ -1,0 +1,47 @@
+"""`dsagent why`: where the time of all requests went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def why(
+    last: Annotated[
+        str, typer.Option(metavar="SPAN", help="What ended in this span: 10m, 90s, 1h.")
+    ] = "10m",
+    recording: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Look there, not into the running agent."),
+    ] = None,
+    pid: Annotated[
+        int | None, typer.Option(metavar="PID", min=1, help="Which agent, where several run.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Say where the time of the last minutes' requests went, and who is to blame.
+
+    \b
+    Examples:
+      dsagent why
+      dsagent why --last 90s --json
+    """
+    from dsagent.agent import control, terminal
+    from dsagent.agent.ledger import of_recording, parse_duration_ns
+
+    last_ns = parse_duration_ns(last)
+    if recording is None:
+        document = control.ask(control.choose(pid), {"op": "why", "last_ns": last_ns})
+    else:
+        from dsagent.agent.sinks.reader import read_accounts
+
+        ledger, now_ns, window_ns = of_recording(read_accounts(recording), last_ns)
+        document = ledger.why(now_ns=now_ns, last_ns=window_ns)
+    if json:
+        terminal.put_json(document)
+    else:
+        from dsagent.agent import render
+
+        terminal.put_text(render.why(document, last))

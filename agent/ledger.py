@@ -1,0 +1,265 @@
+"""The accounts of the last minutes, in bounded memory, and the questions asked of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import zlib
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from dsagent.agent.account import Account, Culprit
+from dsagent.agent.errors import USAGE, DsagentError
+
+KEEP_NS = 600_000_000_000
+MAX_BYTES = 32 << 20
+MIN_PREFIX = 4  # shorter ones are typing mistakes
+OTHERS = 5
+MAX_CULPRITS = 20
+MAX_WORST = 10
+
+By = Literal["ttft", "tpot", "e2e"]
+BYS: tuple[By, ...] = get_args(By)
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One account, small: the figures that questions are asked of, and the packed document."""
+
+    ended_ns: int
+    e2e_ns: int
+    ttft_ns: int | None
+    tpot_ns: float | None
+    request_id: str
+    trace_id: str
+    external_id: str | None
+    partial: bool
+    finished: bool
+    causes: tuple[tuple[str, int], ...]
+    unattributed_ns: int
+    culprits: tuple[tuple[str, Culprit], ...]
+    packed: bytes
+
+    @classmethod
+    def of(cls, account: Account, ended_ns: int) -> Entry:
+        record = account.record
+        return cls(
+            ended_ns=ended_ns,
+            e2e_ns=account.e2e_ns,
+            ttft_ns=record.ttft_ns,
+            tpot_ns=record.tpot_ns,
+            request_id=record.request_id,
+            trace_id=account.trace_id,
+            external_id=record.external_id,
+            partial=account.partial,
+            finished=account.finished,
+            causes=tuple((part.cause, part.ns) for part in account.parts),
+            unattributed_ns=account.unattributed_ns,
+            culprits=tuple((part.cause, each) for part in account.parts for each in part.culprits),
+            packed=zlib.compress(json.dumps(account.to_json()).encode(), 1),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory, rounded up (held true by a test that measures it)."""
+        return 1024 + len(self.packed) + 120 * len(self.causes) + 512 * len(self.culprits)
+
+    def document(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(zlib.decompress(self.packed))
+        return document
+
+    def figure(self, by: By) -> float | None:
+        return {"e2e": self.e2e_ns, "ttft": self.ttft_ns, "tpot": self.tpot_ns}[by]
+
+    def blamed_on_requests_ns(self) -> int:
+        return sum(who.ns for _, who in self.culprits if who.kind == "request")
+
+    def ids(self) -> tuple[str, ...]:
+        ids = (self.request_id, self.trace_id)
+        return ids if self.external_id is None else (*ids, self.external_id)
+
+
+class Ledger:
+    """Accounts of the last 10 minutes, 32 MiB at most; the oldest go first, and are counted."""
+
+    def __init__(self, *, keep_ns: int = KEEP_NS, max_bytes: int = MAX_BYTES) -> None:
+        self._keep_ns = keep_ns
+        self._max_bytes = max_bytes
+        self._entries: deque[Entry] = deque()
+        self._bytes = 0
+        self.evicted = 0  # given up for memory, not for age
+        self.total = 0
+
+    def add(self, account: Account) -> None:
+        entry = Entry.of(account, account.record.sent_ns)
+        self._entries.append(entry)
+        self._bytes += entry.nbytes
+        self.total += 1
+        while self._bytes > self._max_bytes:
+            self._drop_oldest()
+            self.evicted += 1
+
+    def expire(self, now_ns: int) -> None:
+        while self._entries and self._entries[0].ended_ns < now_ns - self._keep_ns:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        self._bytes -= self._entries.popleft().nbytes
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def explain(
+        self,
+        wanted: str | None,
+        *,
+        now_ns: int,
+        last_ns: int,
+        by: By = "e2e",
+        unfinished: Iterable[Account] = (),
+    ) -> dict[str, Any]:
+        """The `explain` document of the request with this id (request, trace, external; an
+        unambiguous beginning will do), the slowest where several share it; without an id, the
+        slowest of all. Raises DsagentError (exit 2) where there is none."""
+        entries = [entry for entry in self._entries if entry.ended_ns >= now_ns - last_ns]
+        entries += [Entry.of(account, now_ns) for account in unfinished]
+        if wanted is not None:
+            return _document(_slowest_first(_matching(entries, wanted), by))
+        complete = [entry for entry in entries if not entry.partial] or entries
+        measurable = [entry for entry in complete if entry.figure(by) is not None]
+        if not measurable:
+            raise DsagentError(
+                f"no request with a {by} in the last {duration_text(last_ns)}", exit_code=USAGE
+            )
+        return _document(_slowest_first(measurable, by)[: OTHERS + 1])
+
+    def why(self, *, now_ns: int, last_ns: int) -> dict[str, Any]:
+        """Where the time of all requests went that ended in the last `last_ns`; partial ones,
+        which began before the agent attached, are left out."""
+        return summarise(
+            [e for e in self._entries if e.ended_ns >= now_ns - last_ns and not e.partial]
+        )
+
+    def showpieces(self) -> list[dict[str, Any]]:
+        """The slowest request, and the one most delayed by others if that is another one."""
+        complete = [entry for entry in self._entries if not entry.partial]
+        if not complete:
+            return []
+        slowest = _slowest_first(complete, "e2e")[: OTHERS + 1]
+        documents = [_document(slowest)]
+        victim = max(complete, key=Entry.blamed_on_requests_ns)
+        if victim is not slowest[0] and victim.blamed_on_requests_ns():
+            documents.append(_document([victim]))
+        return documents
+
+    def unattributed_ratio_p50(self) -> float | None:
+        """Of the e2e time of the median request; None without a complete request."""
+        ratios = [e.unattributed_ns / e.e2e_ns for e in self._entries if not e.partial and e.e2e_ns]
+        return statistics.median(ratios) if ratios else None
+
+
+def summarise(entries: Sequence[Entry]) -> dict[str, Any]:
+    """The `why` document. `causes` holds unattributed too, so its ratios add up to 1."""
+    total_ns = sum(entry.e2e_ns for entry in entries)
+    causes: dict[str, int] = {}
+    culprits: dict[tuple[str, str, str, int | None, str | None, str | None], int] = {}
+    for entry in entries:
+        for cause, ns in (*entry.causes, ("unattributed", entry.unattributed_ns)):
+            causes[cause] = causes.get(cause, 0) + ns
+        for cause, who in entry.culprits:
+            key = (cause, who.kind, who.name, who.pid, who.request_id, who.trace_id)
+            culprits[key] = culprits.get(key, 0) + who.ns
+    ranked = sorted(causes.items(), key=lambda item: -item[1])
+    blamed = sorted(culprits.items(), key=lambda item: -item[1])[:MAX_CULPRITS]
+    return {
+        "requests": len(entries),
+        "causes": [
+            {"cause": cause, "ns": ns, "ratio": ns / total_ns if total_ns else 0.0}
+            for cause, ns in ranked
+            if ns
+        ],
+        "culprits": [
+            {
+                "cause": cause,
+                "kind": kind,
+                "name": name,
+                "pid": pid,
+                "request_id": request_id,
+                "trace_id": trace_id,
+                "ns": ns,
+            }
+            for (cause, kind, name, pid, request_id, trace_id), ns in blamed
+        ],
+        "worst": [entry.trace_id for entry in _slowest_first(entries, "e2e")[:MAX_WORST]],
+    }
+
+
+def _matching(entries: Sequence[Entry], wanted: str) -> list[Entry]:
+    traceparent = _TRACEPARENT.fullmatch(wanted.strip().lower())
+    needle = traceparent.group(1) if traceparent else wanted.strip()
+    exact = [
+        entry for entry in entries if needle in entry.ids() or needle.lower() == entry.trace_id
+    ]
+    if exact:
+        return exact
+    begun = (
+        [entry for entry in entries if any(each.startswith(needle) for each in entry.ids())]
+        if len(needle) >= MIN_PREFIX
+        else []
+    )
+    if len(begun) > 1:
+        some = ", ".join(entry.request_id for entry in begun[:OTHERS])
+        raise DsagentError(
+            f"{len(begun)} requests have an id that begins with {needle!r}, among them {some}",
+            exit_code=USAGE,
+        )
+    if not begun:
+        raise DsagentError(
+            f"no request {needle!r} in what the agent keeps (10 minutes, 32 MiB)", exit_code=USAGE
+        )
+    return begun
+
+
+def _slowest_first(entries: Sequence[Entry], by: By) -> list[Entry]:
+    return sorted(entries, key=lambda entry: -(entry.figure(by) or 0))
+
+
+def _document(entries: Sequence[Entry]) -> dict[str, Any]:
+    document = entries[0].document()
+    document["others"] = [{"request_id": e.request_id, "e2e_ns": e.e2e_ns} for e in entries[1:]]
+    return document
+
+
+def of_recording(accounts: Iterable[Account], last_ns: int | None) -> tuple[Ledger, int, int]:
+    """A ledger of recorded accounts, its now (the end of the last one) and the window in ns."""
+    ledger = Ledger(keep_ns=1 << 62)
+    ordered = sorted(accounts, key=lambda account: account.record.sent_ns)
+    for account in ordered:
+        ledger.add(account)
+    now_ns = ordered[-1].record.sent_ns if ordered else 0
+    return ledger, now_ns, (1 << 62) if last_ns is None else last_ns
+
+
+_UNITS_NS = {"ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000, "h": 3_600_000_000_000}
+
+
+def parse_duration_ns(text: str) -> int:
+    """ "10m", "90s", "1.5h", "500ms", or seconds without a unit. Raises DsagentError (exit 2)."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", text.strip())
+    ns = round(float(found.group(1)) * _UNITS_NS[found.group(2) or "s"]) if found else 0
+    if ns <= 0 or ns > 1 << 61:
+        raise DsagentError(f"{text!r} is no duration; say 10m, 90s or 1h", exit_code=USAGE)
+    return ns
+
+
+def duration_text(ns: int) -> str:
+    """The largest unit that divides it: 600 s is "10m"."""
+    for unit in ("h", "m", "s"):
+        if ns % _UNITS_NS[unit] == 0:
+            return f"{ns // _UNITS_NS[unit]}{unit}"
+    return f"{ns / 1e9:.3g}s"

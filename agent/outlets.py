@@ -1,0 +1,88 @@
+"""The sinks of a session, each standing alone, and which ones the flags ask for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from dsagent.agent.facts import Target
+from dsagent.agent.procfs import escape
+from dsagent.agent.resource import resource_overrides
+from dsagent.agent.sampling import Sampler
+from dsagent.agent.sinks.base import Explained, Sink, SinkStatus
+from dsagent.agent.slo import Limits, load_limits
+
+
+class Outlets:
+    """Hands every batch to every sink. A sink must not raise; one that does is counted and
+    given no more."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = list(sinks)
+        self._started: list[Sink] = []
+        self._ended: list[SinkStatus] = []
+
+    def start(self) -> None:
+        """Raises DsagentError where one cannot begin; those that did are stopped by `stop`."""
+        for sink in self._sinks:
+            sink.start()
+            self._started.append(sink)
+
+    def take(self, batch: Explained) -> None:
+        for sink in tuple(self._started):
+            try:
+                sink.take(batch)
+            except Exception as error:  # noqa: BLE001 - a sink's failure must not end the session
+                reason = escape(f"{type(error).__name__}: {error}")
+                self._end(sink, reason, deadline_s=0.0)
+
+    def _end(self, sink: Sink, reason: str, deadline_s: float) -> None:
+        self._started.remove(sink)
+        sink.stop(deadline_s)
+        status = sink.status()
+        if reason:
+            status = replace(status, failed=status.failed + 1, reason=reason)
+        self._ended.append(status)
+
+    def statuses(self) -> tuple[SinkStatus, ...]:
+        return (*(sink.status() for sink in self._started), *self._ended)
+
+    def stop(self, deadline_s: float) -> None:
+        """Flushes; `deadline_s` seconds for all of them together. May be called twice."""
+        share_s = deadline_s / max(1, len(self._started))
+        for sink in tuple(self._started):
+            self._end(sink, "", share_s)
+
+
+@dataclass(frozen=True, slots=True)
+class OutletOptions:
+    """What the flags of `attach` say about sinks."""
+
+    record: Path | None = None
+    record_max_bytes: int = 512 << 20
+    slo: Path | None = None
+    step_spans: Literal["worst", "all"] = "worst"
+    otlp_endpoint: str | None = None
+    prometheus: str | None = None
+
+
+def make_sinks(options: OutletOptions, target: Target) -> list[Sink]:
+    """The sinks asked for, not started; imports only what they need. Raises DsagentError."""
+    limits = Limits() if options.slo is None else load_limits(options.slo)
+    sampler = Sampler()  # one for all: a request is kept by every sink or by none
+    resource = resource_overrides(os.environ)
+    sinks: list[Sink] = []
+    if options.record is not None:
+        from dsagent.agent.sinks.recording import RecordingSink
+
+        sinks.append(RecordingSink(options.record, options.record_max_bytes))
+    if options.prometheus is not None:
+        from dsagent.agent.settings import parse_address
+        from dsagent.agent.sinks.prometheus import PrometheusSink
+
+        host, port = parse_address(options.prometheus)
+        sinks.append(PrometheusSink(host, port, limits, sampler=sampler, resource=resource))
+    return sinks

@@ -1,0 +1,164 @@
+"""/proc, read carefully: what is there is another process's to change at any moment.
+
+Every function takes the /proc folder, so that tests can read frozen ones.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+MAX_FILE_BYTES = 1 << 20  # no file read here is honestly larger
+CLOCK_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+_CONTAINER_ID = re.compile(r"(?:^|[/-])([0-9a-f]{64})(?:\.scope)?$", re.MULTILINE)
+
+
+class ProcessGone(Exception):  # noqa: N818 - what happened, not what went wrong
+    """The process ended, or never was."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """/proc/PID/stat, or /proc/PID/task/TID/stat, as far as it is used here."""
+
+    pid: int
+    comm: str  # control characters escaped
+    state: str
+    ppid: int
+    minor_faults: int
+    major_faults: int
+    user_ns: int
+    system_ns: int
+    threads: int
+    start_ticks: int
+    rss_bytes: int
+
+
+def escape(text: str, limit: int = 256) -> str:
+    """Text of a stranger, safe on a terminal: control characters escaped, at most `limit` long."""
+    if len(text) > limit:
+        text = text[: limit - 1] + "…"
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def read_bytes(path: Path) -> bytes:
+    """The file, at most 1 MiB of it. Raises ProcessGone, or PermissionError."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            chunks = []
+            left = MAX_FILE_BYTES
+            while left > 0 and (chunk := file.read(min(left, 65536))):
+                chunks.append(chunk)
+                left -= len(chunk)
+            return b"".join(chunks)
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise ProcessGone(str(path)) from error
+
+
+def parse_stat(line: bytes) -> ProcessStat:
+    """The command's name may hold spaces and parentheses: the last one ends it."""
+    head, _, tail = line.rpartition(b")")
+    pid, _, comm = head.partition(b"(")
+    fields = tail.split()
+    if len(fields) < 22:
+        raise ProcessGone("truncated stat")
+    return ProcessStat(
+        pid=int(pid),
+        comm=escape(comm.decode("utf-8", "replace")),
+        state=fields[0].decode(),
+        ppid=int(fields[1]),
+        minor_faults=int(fields[7]),
+        major_faults=int(fields[9]),
+        user_ns=int(fields[11]) * CLOCK_TICK_NS,
+        system_ns=int(fields[12]) * CLOCK_TICK_NS,
+        threads=int(fields[17]),
+        start_ticks=int(fields[19]),
+        rss_bytes=int(fields[21]) * PAGE_BYTES,
+    )
+
+
+def read_stat(pid: int, proc: Path = PROC) -> ProcessStat:
+    """Raises ProcessGone."""
+    return parse_stat(read_bytes(proc / str(pid) / "stat"))
+
+
+def parents(proc: Path = PROC) -> dict[int, int]:
+    """pid → parent's pid, of every process there is now."""
+    found = {}
+    with os.scandir(proc) as entries:
+        for entry in entries:
+            if not entry.name.isdigit():
+                continue
+            try:
+                found[int(entry.name)] = read_stat(int(entry.name), proc).ppid
+            except ProcessGone:
+                continue
+    return found
+
+
+def descendants(pid: int, parent_of: dict[int, int]) -> tuple[int, ...]:
+    """All processes below `pid`, nearest first, itself not among them."""
+    children: dict[int, list[int]] = {}
+    for child, parent in parent_of.items():
+        children.setdefault(parent, []).append(child)
+    found: list[int] = []
+    level = [pid]
+    while level:
+        level = sorted(child for parent in level for child in children.get(parent, ()))
+        found.extend(level)
+    return tuple(found)
+
+
+def ancestors(pid: int, parent_of: dict[int, int]) -> tuple[int, ...]:
+    """The parent first, the oldest last."""
+    found: list[int] = []
+    while (pid := parent_of.get(pid, 0)) > 0 and pid not in found:
+        found.append(pid)
+    return tuple(found)
+
+
+def container_id(pid: int, proc: Path = PROC) -> str | None:
+    """The 64 hex digits that container runtimes put into the cgroup's path; None without."""
+    try:
+        text = read_bytes(proc / str(pid) / "cgroup").decode("utf-8", "replace")
+    except (ProcessGone, PermissionError):
+        return None
+    found = _CONTAINER_ID.search(text)
+    return found.group(1) if found else None
+
+
+def pss_bytes(pid: int, proc: Path = PROC) -> int | None:
+    """Proportional set size: resident memory, shared pages divided by those who share them."""
+    try:
+        text = read_bytes(proc / str(pid) / "smaps_rollup")
+    except (ProcessGone, PermissionError):
+        return None
+    found = re.search(rb"^Pss:\s+(\d+) kB", text, re.MULTILINE)
+    return int(found.group(1)) * 1024 if found else None
+
+
+def context_switches(pid: int, tid: int, proc: Path = PROC) -> tuple[int, int]:
+    """(voluntary, involuntary) of one thread. Raises ProcessGone."""
+    text = read_bytes(proc / str(pid) / "task" / str(tid) / "status")
+    found = re.search(
+        rb"^voluntary_ctxt_switches:\s+(\d+)\nnonvoluntary_ctxt_switches:\s+(\d+)",
+        text,
+        re.MULTILINE,
+    )
+    if found is None:
+        raise ProcessGone("truncated status")
+    return int(found.group(1)), int(found.group(2))
+
+
+def threads(pid: int, proc: Path = PROC) -> tuple[int, ...]:
+    try:
+        return tuple(int(name) for name in os.listdir(proc / str(pid) / "task"))
+    except (FileNotFoundError, ProcessLookupError):
+        return ()

@@ -1,0 +1,298 @@
+"""Documents as text for people: 80 columns or more, colour only on a terminal.
+
+Everything shown that came from a request or another process is escaped first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dsagent.agent.procfs import escape
+from dsagent.agent.wording import CAUSE_TEXT, because, how_text, ms, percent
+
+Document = Mapping[str, Any]
+
+_BAR = 20
+_BLOCKS = " ▏▎▍▌▋▊▉█"
+_STATE_STYLE = {"ok": "green", "unavailable": "yellow", "lagging": "yellow", "failed": "bold red"}
+_SMALL_RATIO = 0.005  # parts below half a percent share one line
+
+
+def console(file: IO[str] | None = None) -> Console:
+    """Where text goes: as wide as the terminal; without one COLUMNS, else 80."""
+    stream = file or sys.stdout
+    columns = os.environ.get("COLUMNS", "")
+    width = None if stream.isatty() else int(columns) if columns.isdigit() else 80
+    return Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
+
+
+def bar(ratio: float, width: int = _BAR) -> str:
+    """A bar of `ratio` of the width, in eighths of a cell; something is never shown as nothing."""
+    eighths = round(min(1.0, max(0.0, ratio)) * width * 8)
+    if ratio > 0:
+        eighths = max(1, eighths)
+    full, rest = divmod(eighths, 8)
+    return "█" * full + (_BLOCKS[rest] if rest else "")
+
+
+def rule(title: str) -> Text:
+    return Text(f"\n── {title} " + "─" * (76 - len(title)) + "\n", style="dim")
+
+
+def explain(document: Document) -> RenderableType:
+    """The account of one request."""
+    pieces: list[RenderableType] = [_headline(document), Text(because(document)), Text()]
+    pieces.append(_parts(document["parts"], document["unattributed_ns"], document["e2e_ns"]))
+    if document["ttft_ns"] and document["ttft_parts"]:
+        pieces += [Text(), _ttft(document)]
+    if document["delayed_by"]:
+        pieces += [Text(), _delayed_by(document)]
+    if document["others"]:
+        pieces += [Text(), _others(document["others"])]
+    return Group(*pieces)
+
+
+def _headline(document: Document) -> Text:
+    text = Text()
+    text.append("request ", style="dim")
+    text.append(escape(document["request_id"]), style="bold")
+    if document.get("external_id"):
+        text.append(f" ({escape(document['external_id'])})")
+    text.append("\ntrace   ", style="dim")
+    text.append(document["trace_id"])
+    text.append("\n")
+    figures = [f"{ms(document['e2e_ns'])} in all"]
+    if document["ttft_ns"] is not None:
+        figures.append(f"first token after {ms(document['ttft_ns'])}")
+    if document["tpot_ns"] is not None:
+        figures.append(f"{ms(document['tpot_ns'])} a token")
+    text.append(", ".join(figures), style="bold")
+    text.append("\n")
+    tokens = [f"{document['output_tokens']} tokens out"]
+    if document["prompt_tokens"] is not None:
+        tokens.insert(0, f"{document['prompt_tokens']} tokens in")
+    tokens.append(f"{document['steps']} steps")
+    if document.get("model"):
+        tokens.append(escape(document["model"]))
+    text.append(", ".join(tokens), style="dim")
+    for note in _notes(document):
+        text.append(f"\n{note}", style="yellow")
+    text.append("\n")
+    return text
+
+
+def _notes(document: Document) -> list[str]:
+    notes = []
+    if not document.get("finished", True):
+        notes.append("not finished: this is its account so far")
+    if document.get("error"):
+        notes.append(f"ended with an error: {escape(document['error'])}")
+    if document["partial"]:
+        notes.append("partial: it began before the agent attached")
+    return notes
+
+
+def _parts(parts: Sequence[Document], unattributed_ns: int, total_ns: int) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), show_header=False, pad_edge=False)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(width=_BAR, no_wrap=True)
+    table.add_column(no_wrap=True, ratio=None)
+    table.add_column(style="dim", overflow="fold")
+    total_ns = max(1, total_ns)
+    shown = [part for part in parts if part["ns"] / total_ns >= _SMALL_RATIO]
+    for part in sorted(shown, key=lambda part: -part["ns"]):
+        ratio = part["ns"] / total_ns
+        table.add_row(
+            ms(part["ns"]),
+            percent(ratio),
+            Text(bar(ratio), style="red" if part["culprits"] else "cyan"),
+            part["cause"],
+            how_text(part),
+        )
+    small_ns = sum(part["ns"] for part in parts) - sum(part["ns"] for part in shown)
+    if small_ns:
+        count = len(parts) - len(shown)
+        ratio = small_ns / total_ns
+        table.add_row(ms(small_ns), percent(ratio), bar(ratio), f"{count} smaller parts", "")
+    ratio = unattributed_ns / total_ns
+    table.add_row(
+        ms(unattributed_ns),
+        percent(ratio),
+        Text(bar(ratio), style="dim"),
+        "unattributed",
+        "the rest" if unattributed_ns else "",
+    )
+    table.add_row(Text(ms(total_ns), style="bold"), "100 %", "", "", "")
+    return table
+
+
+def _ttft(document: Document) -> Text:
+    total_ns = max(1, document["ttft_ns"])
+    parts = sorted(document["ttft_parts"], key=lambda part: -part["ns"])[:4]
+    listed = ", ".join(
+        f"{part['cause']} {percent(part['ns'] / total_ns)}"
+        for part in parts
+        if part["ns"] / total_ns >= _SMALL_RATIO
+    )
+    return Text(f"Up to the first token: {listed}.")
+
+
+def _delayed_by(document: Document) -> RenderableType:
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(style="dim", no_wrap=True)
+    ranked = sorted(document["delayed_by"], key=lambda each: -each["ns"])
+    for each in ranked[:8]:
+        table.add_row(ms(each["ns"]), f"request {escape(each['request_id'])}", each["cause"])
+    left = ranked[8:]
+    if left:
+        table.add_row(ms(sum(each["ns"] for each in left)), f"{len(left)} more", "")
+    return Group(Text("Delayed by"), table)
+
+
+def _others(others: Sequence[Document]) -> Text:
+    listed = ", ".join(
+        f"{escape(each['request_id'])} ({ms(each['e2e_ns'])})" for each in others[:5]
+    )
+    more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+    return Text(f"Others: {listed}{more}", style="dim")
+
+
+def why(document: Document, span: str) -> RenderableType:
+    """Where the time of many requests went."""
+    count = document["requests"]
+    if not count:
+        return Text(f"No request has ended in the last {span}.")
+    total_ns = sum(cause["ns"] for cause in document["causes"])
+    noun = "request" if count == 1 else "requests"
+    pieces: list[RenderableType] = [
+        Text(f"{count} {noun} in the last {span}, {ms(total_ns)} of waiting in all", style="bold"),
+        Text(),
+    ]
+    table = Table(box=None, padding=(0, 1, 0, 0), show_header=False, pad_edge=False)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(width=_BAR, no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(style="dim", overflow="fold")
+    for cause in document["causes"]:
+        if cause["ratio"] >= _SMALL_RATIO:
+            table.add_row(
+                ms(cause["ns"]),
+                percent(cause["ratio"]),
+                Text(bar(cause["ratio"]), style="cyan"),
+                cause["cause"],
+                CAUSE_TEXT.get(cause["cause"], ""),
+            )
+    pieces.append(table)
+    if document["culprits"]:
+        pieces += [Text(), Text("To blame"), _culprits(document["culprits"])]
+    worst = document["worst"]
+    if worst:
+        pieces += [Text(), Text(f"Slowest: dsagent explain {worst[0]}", style="dim")]
+    return Group(*pieces)
+
+
+def _culprits(culprits: Sequence[Document]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(style="dim", no_wrap=True)
+    for each in culprits[:8]:
+        table.add_row(ms(each["ns"]), culprit(each), each["cause"])
+    return table
+
+
+def culprit(each: Document) -> str:
+    name = escape(each["name"])
+    if each["kind"] == "request":
+        return f"request {escape(each['request_id'] or name)}"
+    pid = f" (pid {each['pid']})" if each["pid"] is not None else ""
+    return f"{each['kind']} {name}{pid}"
+
+
+def sources(document: Document) -> Table:
+    """The states of the sources, of an `attach` or `demo` document."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(style="dim", overflow="fold")
+    for source in document["sources"]:
+        notes = [source["reason"]] if source["reason"] else []
+        if source["dropped"]:
+            notes.append(f"{source['dropped']} lost")
+        table.add_row(
+            source["name"],
+            Text(source["state"], style=_STATE_STYLE[source["state"]]),
+            escape("; ".join(notes)),
+        )
+    return table
+
+
+def summary(document: Document) -> RenderableType:
+    """What an attachment came to."""
+    target = document["target"]
+    seconds = document["duration_ns"] / 1e9
+    overhead = document["overhead"]
+    pieces: list[RenderableType] = [
+        Text(
+            f"{seconds:.1f} s attached to {escape(target['comm'])} (pid {target['pid']}): "
+            f"{document['requests']} requests, {document['steps']} steps",
+            style="bold",
+        ),
+        Text(cost_line(overhead), style="dim"),
+        Text(f"uncounted losses {document['uncounted_losses']}", style="dim"),
+        Text(),
+        sources(document),
+    ]
+    if document["sinks"]:
+        pieces += [Text(), _sinks(document["sinks"])]
+    return Group(*pieces)
+
+
+def cost_line(overhead: Document) -> str:
+    pss = overhead["agent_pss_bytes"]
+    memory = "" if pss is None else f", {pss / 1e6:.0f} MB"
+    return (
+        f"cost to the target {percent(overhead['ratio'])}; the agent itself "
+        f"{percent(overhead['agent_cpu_ratio'])} of one core{memory}"
+    )
+
+
+def _sinks(statuses: Sequence[Document]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, pad_edge=False)
+    table.add_column("sink", no_wrap=True)
+    for figure in ("sent", "acknowledged", "failed", "dropped"):
+        table.add_column(figure, justify="right")
+    for status in statuses:
+        figures = [str(status[key]) for key in ("sent", "acknowledged", "failed", "dropped")]
+        table.add_row(status["name"], *figures)
+    return table
+
+
+_CHECK_STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red", "not_applicable": "dim"}
+
+
+def checks(document: Document) -> Table:
+    """What `doctor` found."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for check in document["checks"]:
+        text = Text(escape(check["found"]))
+        for key, lead in (("consequence", ""), ("fix", "fix: ")):
+            if check[key] and check["state"] in ("warn", "fail"):
+                text.append(f"\n{lead}{escape(check[key])}", style="dim" if not lead else "")
+        state = check["state"].replace("not_applicable", "n/a")
+        table.add_row(Text(state, style=_CHECK_STYLE[check["state"]]), check["name"], text)
+    return table

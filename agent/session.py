@@ -1,0 +1,324 @@
+"""The attach loop: sources → accountant → ledger and sinks, until someone or something ends it."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from dsagent.agent import procfs
+from dsagent.agent.accountant import Accountant
+from dsagent.agent.clock import Clock
+from dsagent.agent.control import ControlServer
+from dsagent.agent.errors import CANNOT_ATTACH, USAGE, DsagentError
+from dsagent.agent.facts import Event, Facts, Readings, Sample, SourceStatus, Target, no_facts
+from dsagent.agent.feeds import Feeds
+from dsagent.agent.ledger import BYS, KEEP_NS, Ledger
+from dsagent.agent.outlets import Outlets
+from dsagent.agent.overhead import OverheadMeter, hooks_ns
+from dsagent.agent.sinks.base import Explained, Sink, SinkStatus
+from dsagent.agent.target import check_alive
+from dsagent.agent.ticker import Ticker
+
+TICK_NS = 100_000_000
+MAX_TICK_NS = 500_000_000
+TICK_CPU_RATIO = 0.03  # ticks come further apart rather than take more of a core than this
+STATUS_NS = 1_000_000_000
+SINK_DEADLINE_S = 5.0
+SETTLE_NS = 1_500_000_000  # after the end, facts still to come are waited for at most this long
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has passed through, since attaching."""
+
+    steps: int = 0
+    shares: int = 0
+    tokens: int = 0  # handed out by these steps
+    requests: int = 0  # that ended after attaching
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What a progress line shows."""
+
+    elapsed_s: float
+    counts: Counts
+    sources: tuple[SourceStatus, ...]
+    overhead_ratio: float
+
+
+class Session:
+    """One attachment. `run` blocks in the calling thread; `stop` may come from any thread or a
+    signal handler."""
+
+    def __init__(
+        self,
+        target: Target,
+        sinks: Sequence[Sink] = (),
+        *,
+        duration_s: float | None = None,
+        max_overhead_ratio: float = 0.01,
+        on_attached: Callable[[], None] = lambda: None,
+        on_live: Callable[[Live], None] = lambda _live: None,
+    ) -> None:
+        self.target = target
+        self.ledger = Ledger()
+        self.counts = Counts()
+        self._duration_s = duration_s
+        self._max_overhead_ratio = max_overhead_ratio
+        self._on_attached = on_attached
+        self._on_live = on_live
+        self._feeds = Feeds(target)
+        self._outlets = Outlets(sinks)
+        self._clock = Clock()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = False
+        self._target_ended = False
+
+    def stop(self) -> None:
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+
+    def run(self) -> dict[str, Any]:
+        """The `attach` document. Raises DsagentError where attaching fails."""
+        with selectors.DefaultSelector() as selector:
+            pidfd = self._watch_target(selector)
+            selector.register(self._wake, selectors.EVENT_READ, lambda _mask: None)
+            control = ControlServer(self.target.pid, selector, self._answer)
+            try:
+                return self._attached(selector, control)
+            finally:
+                control.close()
+                self._feeds.stop()
+                self._outlets.stop(0.0)
+                os.close(pidfd)
+                os.close(self._wake)
+
+    def _watch_target(self, selector: selectors.BaseSelector) -> int:
+        try:
+            pidfd = os.pidfd_open(self.target.pid)
+        except ProcessLookupError as error:
+            raise DsagentError(
+                f"cannot attach: process {self.target.pid} ended while attaching",
+                exit_code=CANNOT_ATTACH,
+            ) from error
+        selector.register(pidfd, selectors.EVENT_READ, self._on_target_end)
+        return pidfd
+
+    def _on_target_end(self, _mask: int) -> None:
+        self._target_ended = True
+
+    def _attached(self, selector: selectors.BaseSelector, control: ControlServer) -> dict[str, Any]:
+        self._outlets.start()
+        self._feeds.start()
+        check_alive(self.target)
+        self._begin(time.monotonic_ns())
+        self._on_attached()
+        ticker = Ticker(TICK_NS, self._attached_ns)
+        while not self._stopping and not self._target_ended:
+            now_ns = time.monotonic_ns()
+            until_ns = min(ticker.deadline_ns, self._end_ns)
+            for key, mask in selector.select(max(0, until_ns - now_ns) / 1e9):
+                key.data(mask)
+            now_ns = time.monotonic_ns()
+            if now_ns >= self._end_ns:
+                break
+            if now_ns >= ticker.deadline_ns:
+                self._feeds.lag_ns = ticker.advance(now_ns)
+                ticker.interval_ns = self._tick(now_ns)
+                control.expire(now_ns)
+        return self._finish()
+
+    def _begin(self, now_ns: int) -> None:
+        self._attached_ns = now_ns
+        self._end_ns = (
+            1 << 62 if self._duration_s is None else now_ns + round(self._duration_s * 1e9)
+        )
+        self._tick_cpu_ns = 0.0
+        self._next_status_ns = now_ns
+        self._accountant = Accountant(now_ns)
+        self._overhead = OverheadMeter(self.target.pid, time.process_time_ns, now_ns)
+        self._over_budget = 0
+        self._pending_events: list[Event] = []
+
+    def _tick(self, now_ns: int) -> int:
+        """Moves what has come; returns when to tick again, in ns from now."""
+        cpu_ns = time.thread_time_ns()
+        self._pass_on(now_ns, now_ns)
+        self.ledger.expire(now_ns)
+        cpu_ns = time.thread_time_ns() - cpu_ns
+        self._tick_cpu_ns += (cpu_ns - self._tick_cpu_ns) / 8
+        return min(MAX_TICK_NS, max(TICK_NS, round(self._tick_cpu_ns / TICK_CPU_RATIO)))
+
+    def _pass_on(self, now_ns: int, due_ns: int) -> None:
+        brought = self._poll(now_ns)
+        accounts = self._accountant.due(due_ns)
+        for account in accounts:
+            self.ledger.add(account)
+            self.counts.requests += account.record.sent_ns >= self._attached_ns
+        samples = [sample for readings in brought for sample in readings.samples]
+        samples += self._measure(now_ns)
+        events = [event for readings in brought for event in readings.events]
+        events += self._pending_events
+        self._pending_events = []
+        self._outlets.take(
+            Explained(
+                target=self.target,
+                anchor=self._clock.anchor(now_ns),
+                now_ns=now_ns,
+                accounts=tuple(accounts),
+                steps=tuple(step for readings in brought for step in readings.steps),
+                rank_steps=tuple(step for readings in brought for step in readings.rank_steps),
+                facts=_one_array(brought),
+                names={pid: name for readings in brought for pid, name in readings.names.items()},
+                samples=tuple(samples),
+                events=tuple(events),
+                sources=self._feeds.statuses(),
+                sinks=self._outlets.statuses(),
+                uncounted_losses=self._feeds.steps.uncounted_losses,
+            )
+        )
+
+    def _poll(self, now_ns: int) -> list[Readings]:
+        brought = []
+        for feed in self._feeds.all:
+            readings = feed.poll(now_ns)
+            if readings is None:
+                continue
+            self._accountant.add(readings)
+            brought.append(readings)
+            for step in readings.steps:
+                if step.end_ns >= self._attached_ns:
+                    self.counts.steps += 1
+                    self.counts.shares += len(step.shares)
+                    self.counts.tokens += sum(share.output_tokens for share in step.shares)
+        return brought
+
+    def _measure(self, now_ns: int) -> list[Sample]:
+        """Once a second: what we cost; steps down where that is too much; shows progress."""
+        if now_ns < self._next_status_ns:
+            return []
+        self._next_status_ns = now_ns + STATUS_NS
+        kernel_ns = self._feeds.feed("kernel").status().cost_ns
+        if self._overhead.update(now_ns, kernel_ns, self._hooks_ns()):
+            self._keep_within_budget(now_ns)
+        self._on_live(
+            Live(
+                (now_ns - self._attached_ns) / 1e9,
+                self.counts,
+                self._feeds.statuses(),
+                self._overhead.ratio,
+            )
+        )
+        if self._overhead.window_ratio is None:
+            return []
+        return [Sample("dsagent.agent.overhead", self._overhead.window_ratio, now_ns)]
+
+    def _hooks_ns(self) -> int:
+        return hooks_ns(self.counts.steps, self.counts.shares)
+
+    def _keep_within_budget(self, now_ns: int) -> None:
+        """The dearest source goes when two windows in a row (10 s) were over the budget."""
+        ratio = self._overhead.window_ratio or 0.0
+        if ratio <= self._max_overhead_ratio:
+            self._over_budget = 0
+            return
+        self._over_budget += 1
+        kernel = self._feeds.feed("kernel")
+        if self._over_budget < 2 or not kernel.runs:
+            return
+        why = (
+            f"stepped down: overhead was {ratio:.2%}, --max-overhead is "
+            f"{self._max_overhead_ratio:.2%}"
+        )
+        kernel.switch_off(why)
+        self._pending_events.append(Event("agent.stepped_down", now_ns, f"source kernel {why}"))
+
+    def _finish(self) -> dict[str, Any]:
+        """The last readings, and every account that can still be made of them."""
+        ended_ns = time.monotonic_ns()
+        self._pass_on(ended_ns, ended_ns + SETTLE_NS)
+        kernel_ns = self._feeds.feed("kernel").status().cost_ns
+        self._overhead.update(time.monotonic_ns(), kernel_ns, self._hooks_ns())
+        pss_bytes = procfs.pss_bytes(os.getpid())
+        self._feeds.stop()
+        self._outlets.stop(SINK_DEADLINE_S)
+        return {
+            "target": {
+                **asdict(self.target),
+                "children": list(self.target.children),
+                "gpu_uuids": list(self.target.gpu_uuids),
+            },
+            "engine": self.target.engine,
+            "duration_ns": ended_ns - self._attached_ns,
+            "steps": self.counts.steps,
+            "requests": self.counts.requests,
+            "sources": [_source_json(status) for status in self._feeds.statuses()],
+            "uncounted_losses": self._feeds.steps.uncounted_losses,
+            "clock_error_ns": self._clock.error_ns,
+            "sinks": [_sink_json(status) for status in self._outlets.statuses()],
+            "overhead": {
+                "ratio": self._overhead.ratio,
+                "agent_cpu_ratio": self._overhead.agent_cpu_ratio,
+                "agent_pss_bytes": pss_bytes,
+            },
+        }
+
+    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A question from the control socket. Raises DsagentError (exit 2) for a bad one."""
+        now_ns = time.monotonic_ns()
+        last_ns = request.get("last_ns", KEEP_NS)
+        by = request.get("by", "e2e")
+        wanted = request.get("id")
+        if (
+            not isinstance(last_ns, int)
+            or by not in BYS
+            or not isinstance(wanted, (str, type(None)))
+        ):
+            raise DsagentError("not a request this agent understands", exit_code=USAGE)
+        self._tick(now_ns)
+        match request.get("op"):
+            case "explain":
+                return self.ledger.explain(
+                    wanted,
+                    now_ns=now_ns,
+                    last_ns=last_ns,
+                    by=by,
+                    unfinished=self._accountant.open_accounts(now_ns),
+                )
+            case "why":
+                return self.ledger.why(now_ns=now_ns, last_ns=last_ns)
+        raise DsagentError("not a request this agent understands", exit_code=USAGE)
+
+
+def _one_array(brought: Sequence[Readings]) -> Facts:
+    arrays = [readings.facts for readings in brought if len(readings.facts)]
+    if len(arrays) > 1:
+        return np.concatenate(arrays)
+    return arrays[0] if arrays else no_facts()
+
+
+def _source_json(status: SourceStatus) -> dict[str, Any]:
+    return {
+        "name": status.name,
+        "state": status.state,
+        "reason": status.reason,
+        "dropped": status.dropped,
+        "cost_ns": status.cost_ns,
+    }
+
+
+def _sink_json(status: SinkStatus) -> dict[str, Any]:
+    return {
+        "name": status.name,
+        "sent": status.sent,
+        "acknowledged": status.acknowledged,
+        "failed": status.failed,
+        "dropped": status.dropped,
+    }

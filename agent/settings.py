@@ -1,0 +1,123 @@
+"""Settings: a flag, a variable DSAGENT_<NAME> and a key in a TOML file are one setting.
+
+Flags win over variables, variables over the file. The file is the one named
+by --config or DSAGENT_CONFIG, else /etc/dsagent/dsagent.toml where there is
+one. A key that no command knows is an error, so that a typing mistake is not
+silently nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import tomllib
+from typer.models import OptionInfo
+
+from dsagent.agent.errors import USAGE, DsagentError
+
+DEFAULT_FILE = Path("/etc/dsagent/dsagent.toml")
+ENV_PREFIX = "DSAGENT"
+MAX_FILE_BYTES = 1 << 20
+PROMETHEUS_DEFAULT = "127.0.0.1:9464"
+
+
+def take_config_flag(argv: Sequence[str]) -> tuple[list[str], str | None]:
+    """Takes --config FILE out of the arguments, wherever it stands before a bare `--`."""
+    rest: list[str] = []
+    config: str | None = None
+    arguments = iter(argv)
+    for argument in arguments:
+        if argument == "--":
+            return [*rest, argument, *arguments], config
+        if argument == "--config":
+            config = next(arguments, None)
+            if config is None:
+                raise DsagentError("--config needs a file", exit_code=USAGE)
+        elif argument.startswith("--config="):
+            config = argument.removeprefix("--config=")
+        else:
+            rest.append(argument)
+    return rest, config
+
+
+def complete_prometheus_flag(argv: Sequence[str]) -> list[str]:
+    """A bare --prometheus means 127.0.0.1:9464: what follows is its address only with a colon,
+    so that `--prometheus 1234` does not swallow a pid."""
+    out: list[str] = []
+    for index, argument in enumerate(argv):
+        out.append(argument)
+        if argument == "--prometheus":
+            following = argv[index + 1] if index + 1 < len(argv) else ""
+            if ":" not in following or following.startswith("-"):
+                out.append(PROMETHEUS_DEFAULT)
+    return out
+
+
+def _options(function: Callable[..., Any]) -> dict[str, OptionInfo]:
+    hints = get_type_hints(function, include_extras=True)
+    return {
+        name: extra
+        for name in inspect.signature(function).parameters
+        for extra in get_args(hints[name])[1:]
+        if isinstance(extra, OptionInfo)
+    }
+
+
+def option_names(function: Callable[..., Any]) -> frozenset[str]:
+    """The settings of one command: its options, as its function's parameters name them."""
+    return frozenset(_options(function))
+
+
+def hide_variables(function: Callable[..., Any]) -> None:
+    """The variable of each option follows from its name; the help says so once, not each time."""
+    for option in _options(function).values():
+        option.show_envvar = False
+
+
+def load(named: str | None, known: Iterable[str]) -> Mapping[str, Any]:
+    """The file's settings. Raises DsagentError (exit 2): not there, not TOML, an unknown key."""
+    path = Path(named) if named is not None else DEFAULT_FILE
+    if named is None and not path.is_file():
+        return {}
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:
+            raise DsagentError(f"{path} is larger than 1 MiB", exit_code=USAGE)
+        values = tomllib.loads(text.decode())
+    except OSError as error:
+        raise DsagentError(f"cannot read {path}: {error.strerror}", exit_code=USAGE) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DsagentError(f"{path} is not TOML: {error}", exit_code=USAGE) from error
+    names = sorted(known)
+    for key, value in values.items():
+        if key not in names:
+            near = get_close_matches(key, names, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(names)}"
+            raise DsagentError(f"unknown setting {key!r} in {path}{hint}", exit_code=USAGE)
+        if isinstance(value, (dict, list)):
+            raise DsagentError(f"{key} in {path} must be one value", exit_code=USAGE)
+    return values
+
+
+def parse_percent(text: str) -> float:
+    """'"1"', "1%" and "0.5 %" as a ratio. Raises DsagentError (exit 2)."""
+    try:
+        ratio = float(text.strip().removesuffix("%")) / 100
+    except ValueError:
+        ratio = -1.0
+    if not 0 < ratio <= 1:
+        raise DsagentError(f"{text!r} is no percentage; say 1% or 0.5%", exit_code=USAGE)
+    return ratio
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """HOST:PORT, or [HOST]:PORT for IPv6. Raises DsagentError (exit 2)."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise DsagentError(f"{text!r} is not HOST:PORT", exit_code=USAGE)
+    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,0 +1,105 @@
+"""Causes, figures and the sentence on top, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dsagent.agent.account import USUAL, WORTH_NAMING_RATIO
+from dsagent.agent.procfs import escape
+
+# What the time was spent on, to follow "Slow because: 62 % …" and to stand beside a cause.
+CAUSE_TEXT = {
+    "frontend.in": "HTTP and tokenising",
+    "frontend.out": "detokenising and sending the tail",
+    "queue.wait": "waiting for a place in the batch",
+    "queue.kv_blocks": "waiting for KV memory",
+    "batch.not_scheduled": "left out of steps whose budget went to others",
+    "preempted": "taken out of the batch and computed again",
+    "prefill.compute": "computing its own prompt",
+    "decode.compute": "computing its own tokens",
+    "batch.prefill_interference": "waiting behind others' prefill",
+    "batch.decode_sharing": "sharing steps with others' decodes",
+    "rank.wait": "waiting for the slowest rank",
+    "engine.host": "scheduling, sampling and Python in the step",
+    "engine.gap": "the engine idle between steps",
+    "engine.stalled": "the engine's loop standing still",
+    "cpu.runqueue": "runnable, but another task had the CPU",
+    "cpu.throttled": "held back by its CPU quota",
+    "cpu.steal": "the CPU taken by the hypervisor",
+    "cpu.irq": "interrupts",
+    "cpu.slowed": "running slower beside a busy neighbour",
+    "lock.wait": "waiting for a lock",
+    "memory.major_fault": "pages read back from disk",
+    "memory.minor_fault": "page faults",
+    "memory.reclaim": "the kernel freeing memory",
+    "io.block": "waiting for a disk",
+    "net.retransmit": "lost segments sent again",
+    "net.backpressure": "a client that reads slowly",
+    "process.stopped": "the process stopped (SIGSTOP, freezer, debugger)",
+    "gpu.launch_gap": "the GPU waiting for launches",
+    "gpu.throttled": "the GPU holding its clocks back",
+    "unobserved": "before the agent attached, or a source was off",
+    "unattributed": "not explained by any evidence",
+}
+
+
+def ms(ns: float) -> str:
+    """Three or four significant digits, in ms or s."""
+    value = ns / 1e6
+    if value >= 10_000:
+        return f"{value / 1000:.1f} s"
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
+
+
+def percent(ratio: float) -> str:
+    value = ratio * 100
+    if 0 < value < 0.1:
+        return "<0.1 %"
+    return f"{value:.1f} %" if value < 10 else f"{value:.0f} %"
+
+
+def how_text(part: Mapping[str, Any]) -> str:
+    """How a part is known, and who is to blame for most of it."""
+    text: str = part["how"]
+    culprits = sorted(part["culprits"], key=lambda each: -each["ns"])
+    if culprits:
+        first = culprits[0]
+        text += f", by {_who(first)}"
+        if len(culprits) > 1:
+            text += f" and {len(culprits) - 1} more"
+    return text
+
+
+def because(document: Mapping[str, Any]) -> str:
+    """One sentence: what was unusual about its time and who is to blame; what its usual work
+    took where nothing was."""
+    total_ns = max(1, document["e2e_ns"])
+    ranked = sorted(document["parts"], key=lambda part: -part["ns"])
+    unusual = [
+        part
+        for part in ranked
+        if part["cause"] not in USUAL and part["ns"] >= WORTH_NAMING_RATIO * total_ns
+    ]
+    if document["unattributed_ns"] > sum(part["ns"] for part in unusual[:1] or ranked[:1]):
+        ratio = document["unattributed_ns"] / total_ns
+        return f"Mostly unexplained: no evidence names a cause for {percent(ratio)} of it."
+    if unusual:
+        return "Slow because: " + ", ".join(_clause(part, total_ns) for part in unusual[:3]) + "."
+    if ranked:
+        return "Nothing held it up: " + ", ".join(_clause(p, total_ns) for p in ranked[:2]) + "."
+    return "Nothing is known of where its time went."
+
+
+def _clause(part: Mapping[str, Any], total_ns: int) -> str:
+    clause = f"{percent(part['ns'] / total_ns)} {CAUSE_TEXT.get(part['cause'], part['cause'])}"
+    culprits = sorted(part["culprits"], key=lambda each: -each["ns"])
+    if not culprits:
+        return clause
+    return f"{clause} (most of all {_who(culprits[0])})"
+
+
+def _who(culprit: Mapping[str, Any]) -> str:
+    if culprit["kind"] == "request":
+        return f"request {escape(culprit['request_id'] or culprit['name'])}"
+    return escape(culprit["name"])
