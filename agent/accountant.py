@@ -71,6 +71,11 @@ class Accountant:
         self._facts_held = 0
         self._fresh: list[Facts] = []
         self._facts_complete_ns: int | None = None
+        self._kernel_off = False
+
+    def source_off(self, name: str) -> None:
+        """A source that will bring nothing: the kernel's facts are not waited for any more."""
+        self._kernel_off |= name == "kernel"
 
     @property
     def model(self) -> CleanStepModel:
