@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable
 from time import monotonic_ns, time
 
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -185,10 +186,8 @@ def _header(headers: list[tuple[bytes, bytes]], name: bytes) -> str | None:
     return b",".join(values).decode("latin-1")[:_MAX_HEADER_CHARS] if values else None
 
 
-def build_app(
-    frontend: Frontend, uploads: Uploads, render_metrics: Callable[[], tuple[bytes, str]]
-) -> Starlette:
-    """`render_metrics` returns the exposition and its content type."""
+def build_app(frontend: Frontend, uploads: Uploads, registry: CollectorRegistry) -> Starlette:
+    """All paths; `registry` is what /metrics shows."""
     started = int(time())
 
     async def health(request: Request) -> Response:
@@ -208,8 +207,8 @@ def build_app(
         return JSONResponse(card)
 
     async def metrics(request: Request) -> Response:
-        body, content_type = render_metrics()
-        return Response(body, headers={"content-type": content_type})
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), headers={"content-type": content_type})
 
     async def http_error(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500

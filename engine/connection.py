@@ -47,7 +47,8 @@ class Connection(HttpToolsProtocol):
         self.lost = False  # the client went, or unsent bytes were thrown away
         self._on_lost: Callable[[], None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._header_bytes: int | None = 0  # of the request being read; None once it has them all
+        self._in_headers = True
+        self._unfinished_bytes = 0  # read since the last whole headers, or the last whole request
         self._uploading = False
 
     def watch(self, on_lost: Callable[[], None]) -> None:
@@ -90,27 +91,28 @@ class Connection(HttpToolsProtocol):
             on_lost()
 
     def data_received(self, data: bytes) -> None:
+        self._unfinished_bytes += len(data)
         super().data_received(data)
-        if self._header_bytes is not None and not self.transport.is_closing():
-            self._header_bytes += len(data)
-            if self._header_bytes > self.limits.max_header_bytes:
-                self.send_400_response("the request's headers are too long")
+        too_long = self._unfinished_bytes > self.limits.max_header_bytes
+        if self._in_headers and too_long and not self.transport.is_closing():
+            self.send_400_response("the request's headers are too long")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {EXTENSION: self}  # type: ignore[dict-item]
-        self._header_bytes = 0
         self._uploading = True
         self._arm(self.limits.header_timeout_s)
 
     def on_headers_complete(self) -> None:
-        self._header_bytes = None
+        self._in_headers = False
+        self._unfinished_bytes = 0
         self._disarm()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        self._in_headers = True
+        self._unfinished_bytes = 0
         self._uploading = False
-        self._header_bytes = 0
         self._disarm()
         super().on_message_complete()
 

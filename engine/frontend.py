@@ -26,11 +26,13 @@ class Frontend:
         self,
         *,
         model: str,
+        vocab_size: int,
         tokenizer: TextTokenizer,
         observer: StepObserver,
         max_requests: int,
     ) -> None:
         self.model = model
+        self.vocab_size = vocab_size
         self.observer = observer
         self.draining = False
         self._tokenizer = tokenizer
@@ -45,7 +47,6 @@ class Frontend:
     def attach(self, engine: Engine) -> None:
         """The engine needs `on_outputs` to be made, so it comes second."""
         self._engine = engine
-        self.vocab_size = engine.vocab_size
         self._max_model_len = engine.max_model_len
 
     @property

@@ -74,13 +74,17 @@ async def _serve(
     limits: HttpLimits,
 ) -> int:
     frontend = Frontend(
-        model=loaded.name, tokenizer=tokenizer, observer=observer, max_requests=limits.max_requests
+        model=loaded.name,
+        vocab_size=loaded.model.vocab_size,
+        tokenizer=tokenizer,
+        observer=observer,
+        max_requests=limits.max_requests,
     )
     engine = Engine(loaded, config, observer=observer, on_outputs=frontend.on_outputs)
     frontend.attach(engine)
     server = _Server(
         uvicorn.Config(
-            build_app(frontend, Uploads(limits), engine.render_metrics),
+            build_app(frontend, Uploads(limits), engine.metrics.registry),
             http=connection_class(limits),
             loop="asyncio",
             ws="none",
