@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dsagent.agent.errors import CANNOT_ATTACH, DsagentError, SourceUnavailable
 from dsagent.agent.facts import (
@@ -18,6 +20,9 @@ from dsagent.agent.sources.proc import ProcSource
 from dsagent.agent.sources.stall import Progress, StallSource
 from dsagent.agent.sources.steps import StepsSource
 
+if TYPE_CHECKING:
+    from dsagent.agent.sources.kernel import KernelSource
+
 
 class Feed:
     """One source and how it fares."""
@@ -27,6 +32,7 @@ class Feed:
         self._make = make
         self._source: Source | None = None
         self._final: SourceStatus | None = None  # set once the source no longer runs
+        self.poll_cpu_ns = 0
 
     @property
     def runs(self) -> bool:
@@ -47,12 +53,15 @@ class Feed:
         """None where the source does not run; one that raises runs no more, and an event tells."""
         if self._source is None:
             return None
+        began_ns = time.thread_time_ns()
         try:
             return self._source.poll(now_ns)
         except Exception as error:  # noqa: BLE001 - any source may fail, in its own way
             self._end("failed", _reason(error))
             message = f"source {self.name} failed: {_reason(error)}"
             return Readings(events=[Event("source.failed", now_ns, message)])
+        finally:
+            self.poll_cpu_ns += time.thread_time_ns() - began_ns
 
     def switch_off(self, reason: str) -> None:
         self._end("unavailable", reason)
@@ -86,6 +95,8 @@ class Feeds:
     def __init__(self, target: Target) -> None:
         self.steps = StepsSource(target)
         self._target = target
+        self._kernel: KernelSource | None = None
+        self._failed: list[str] = []
         self.lag_ns = 0  # of the loop that polls them all
         self.all = (
             Feed("steps", lambda: self.steps),
@@ -98,7 +109,8 @@ class Feeds:
     def _make_kernel(self) -> Source:
         from dsagent.agent.sources.kernel import KernelSource
 
-        return KernelSource(self._target, self.steps.step_words())
+        self._kernel = KernelSource(self._target, self.steps.new_step_words())
+        return self._kernel
 
     def _make_nvml(self) -> Source:
         from dsagent.agent.sources.nvml import NvmlSource
@@ -120,6 +132,31 @@ class Feeds:
             if feed.name == "steps" and not feed.runs:
                 reason = feed.status().reason
                 raise DsagentError(f"cannot attach: {reason}", exit_code=CANNOT_ATTACH)
+
+    def poll(self, now_ns: int) -> list[Readings]:
+        """What each source that runs has brought."""
+        brought = []
+        for feed in self.all:
+            readings = feed.poll(now_ns)
+            if readings is None:
+                continue
+            brought.append(readings)
+            if not feed.runs:
+                self._failed.append(feed.name)
+            if feed.name == "steps" and self._kernel is not None:
+                for pid, address in self.steps.new_step_words().items():
+                    self._kernel.set_step_word(pid, address)
+        return brought
+
+    def take_failed(self) -> list[str]:
+        """Names of the sources that have failed since the last call."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    def kernel_cost_ns(self) -> int:
+        """What the BPF programs have cost: the source's cost less what its polls took of us."""
+        kernel = self.feed("kernel")
+        return max(0, kernel.status().cost_ns - kernel.poll_cpu_ns)
 
     def feed(self, name: str) -> Feed:
         return next(feed for feed in self.all if feed.name == name)

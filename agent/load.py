@@ -1,6 +1,6 @@
 """A small, realistic load on an OpenAI-compatible server: `python -m dsagent.agent.load URL`.
 
-Four people chat in turns, sharing a system prompt and pausing between turns; one
+Six people chat in turns, sharing a system prompt and pausing between turns; one
 pastes a long text every few seconds and wants a summary. All of it streams, all
 of it is drawn from a seed. A process of its own, so that its CPU time is not
 taken for the agent's. Prints one JSON object: {requests, failed, output_tokens,
@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-CHATTERS = 4
+CHATTERS = 6
 LONG_EVERY_S = 4.0
 PATIENCE_S = 60.0  # for one reply
 
@@ -78,7 +78,7 @@ def chat(rng: random.Random) -> dict[str, Any]:
             {"role": "system", "content": _SYSTEM},
             {"role": "user", "content": rng.choice(_QUESTIONS)},
         ],
-        "max_tokens": rng.randint(8, 16),
+        "max_tokens": rng.randint(6, 12),
         "temperature": 0.7,
         "seed": rng.randrange(1 << 30),
     }

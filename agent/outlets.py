@@ -13,6 +13,7 @@ from dsagent.agent.procfs import escape
 from dsagent.agent.resource import resource_overrides
 from dsagent.agent.sampling import Sampler
 from dsagent.agent.sinks.base import Explained, Sink, SinkStatus
+from dsagent.agent.sinks.otlp_config import otlp_config
 from dsagent.agent.slo import Limits, load_limits
 
 
@@ -85,4 +86,17 @@ def make_sinks(options: OutletOptions, target: Target) -> list[Sink]:
 
         host, port = parse_address(options.prometheus)
         sinks.append(PrometheusSink(host, port, limits, sampler=sampler, resource=resource))
+    config = otlp_config(os.environ, options.otlp_endpoint)
+    if config is not None:
+        from dsagent.agent.sinks.otlp import OtlpSink
+
+        sinks.append(
+            OtlpSink(
+                config,
+                limits,
+                sampler=sampler,
+                resource=resource,
+                step_spans=options.step_spans,
+            )
+        )
     return sinks

@@ -103,6 +103,31 @@ def parents(proc: Path = PROC) -> dict[int, int]:
     return found
 
 
+class ProcessTree:
+    """`parents`, kept up to date cheaply: only new pids are read, all of them every tenth time
+    (a pid may have been reused, an orphan adopted)."""
+
+    def __init__(self, proc: Path = PROC) -> None:
+        self._proc = proc
+        self._parent_of: dict[int, int] = {}
+        self._asked = 0
+
+    def parents(self) -> dict[int, int]:
+        if self._asked % 10 == 0:
+            self._parent_of = parents(self._proc)
+        else:
+            there = {int(name) for name in os.listdir(self._proc) if name.isdigit()}
+            for pid in self._parent_of.keys() - there:
+                del self._parent_of[pid]
+            for pid in there - self._parent_of.keys():
+                try:
+                    self._parent_of[pid] = read_stat(pid, self._proc).ppid
+                except ProcessGone:
+                    continue
+        self._asked += 1
+        return self._parent_of
+
+
 def descendants(pid: int, parent_of: dict[int, int]) -> tuple[int, ...]:
     """All processes below `pid`, nearest first, itself not among them."""
     children: dict[int, list[int]] = {}

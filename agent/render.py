@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dsagent.agent.procfs import escape
-from dsagent.agent.wording import CAUSE_TEXT, because, how_text, ms, percent
+from dsagent.agent.wording import CAUSE_TEXT, because, blame, how_text, ms, percent, short, who
 
 Document = Mapping[str, Any]
 
-_BAR = 20
+_BAR = 14
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _STATE_STYLE = {"ok": "green", "unavailable": "yellow", "lagging": "yellow", "failed": "bold red"}
 _SMALL_RATIO = 0.005  # parts below half a percent share one line
@@ -48,7 +48,11 @@ def rule(title: str) -> Text:
 
 def explain(document: Document) -> RenderableType:
     """The account of one request."""
-    pieces: list[RenderableType] = [_headline(document), Text(because(document)), Text()]
+    pieces: list[RenderableType] = [
+        _headline(document),
+        Text(because(document), style="bold"),
+        Text(),
+    ]
     pieces.append(_parts(document["parts"], document["unattributed_ns"], document["e2e_ns"]))
     if document["ttft_ns"] and document["ttft_parts"]:
         pieces += [Text(), _ttft(document)]
@@ -100,37 +104,19 @@ def _notes(document: Document) -> list[str]:
 
 
 def _parts(parts: Sequence[Document], unattributed_ns: int, total_ns: int) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), show_header=False, pad_edge=False)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(width=_BAR, no_wrap=True)
-    table.add_column(no_wrap=True, ratio=None)
-    table.add_column(style="dim", overflow="fold")
+    table = _bars()
     total_ns = max(1, total_ns)
     shown = [part for part in parts if part["ns"] / total_ns >= _SMALL_RATIO]
     for part in sorted(shown, key=lambda part: -part["ns"]):
-        ratio = part["ns"] / total_ns
-        table.add_row(
-            ms(part["ns"]),
-            percent(ratio),
-            Text(bar(ratio), style="red" if part["culprits"] else "cyan"),
-            part["cause"],
-            how_text(part),
-        )
+        style = "red" if part["culprits"] else "cyan"
+        _bar_row(table, part["ns"], part["ns"] / total_ns, style, part["cause"], how_text(part))
     small_ns = sum(part["ns"] for part in parts) - sum(part["ns"] for part in shown)
     if small_ns:
-        count = len(parts) - len(shown)
-        ratio = small_ns / total_ns
-        table.add_row(ms(small_ns), percent(ratio), bar(ratio), f"{count} smaller parts", "")
-    ratio = unattributed_ns / total_ns
-    table.add_row(
-        ms(unattributed_ns),
-        percent(ratio),
-        Text(bar(ratio), style="dim"),
-        "unattributed",
-        "the rest" if unattributed_ns else "",
-    )
-    table.add_row(Text(ms(total_ns), style="bold"), "100 %", "", "", "")
+        name = f"{len(parts) - len(shown)} smaller parts"
+        _bar_row(table, small_ns, small_ns / total_ns, "cyan", name, "")
+    note = "the rest" if unattributed_ns else ""
+    _bar_row(table, unattributed_ns, unattributed_ns / total_ns, "dim", "unattributed", note)
+    table.add_row(Text(ms(total_ns), style="bold"), "100%", "", "", "")
     return table
 
 
@@ -160,9 +146,7 @@ def _delayed_by(document: Document) -> RenderableType:
 
 
 def _others(others: Sequence[Document]) -> Text:
-    listed = ", ".join(
-        f"{escape(each['request_id'])} ({ms(each['e2e_ns'])})" for each in others[:5]
-    )
+    listed = ", ".join(f"{short(each['request_id'])} ({ms(each['e2e_ns'])})" for each in others[:5])
     more = f" and {len(others) - 5} more" if len(others) > 5 else ""
     return Text(f"Others: {listed}{more}", style="dim")
 
@@ -172,34 +156,39 @@ def why(document: Document, span: str) -> RenderableType:
     count = document["requests"]
     if not count:
         return Text(f"No request has ended in the last {span}.")
+    causes = [cause for cause in document["causes"] if cause["ratio"] >= _SMALL_RATIO]
     total_ns = sum(cause["ns"] for cause in document["causes"])
     noun = "request" if count == 1 else "requests"
     pieces: list[RenderableType] = [
-        Text(f"{count} {noun} in the last {span}, {ms(total_ns)} of waiting in all", style="bold"),
+        Text(f"{count} {noun} in the last {span}, {ms(total_ns)} in all", style="bold"),
+        Text("; ".join(f"{percent(c['ratio'])} {CAUSE_TEXT[c['cause']]}" for c in causes[:3])),
         Text(),
     ]
+    table = _bars()
+    for cause in causes:
+        culprits = [each for each in document["culprits"] if each["cause"] == cause["cause"]]
+        style = "red" if culprits else "cyan"
+        _bar_row(table, cause["ns"], cause["ratio"], style, cause["cause"], blame(culprits))
+    pieces.append(table)
+    if document["culprits"]:
+        pieces += [Text(), Text("To blame"), _culprits(document["culprits"])]
+    if document["worst"]:
+        pieces += [Text(), Text(f"Slowest: dsagent explain {document['worst'][0]}", style="dim")]
+    return Group(*pieces)
+
+
+def _bars() -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=False, pad_edge=False)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(width=_BAR, no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(style="dim", overflow="fold")
-    for cause in document["causes"]:
-        if cause["ratio"] >= _SMALL_RATIO:
-            table.add_row(
-                ms(cause["ns"]),
-                percent(cause["ratio"]),
-                Text(bar(cause["ratio"]), style="cyan"),
-                cause["cause"],
-                CAUSE_TEXT.get(cause["cause"], ""),
-            )
-    pieces.append(table)
-    if document["culprits"]:
-        pieces += [Text(), Text("To blame"), _culprits(document["culprits"])]
-    worst = document["worst"]
-    if worst:
-        pieces += [Text(), Text(f"Slowest: dsagent explain {worst[0]}", style="dim")]
-    return Group(*pieces)
+    return table
+
+
+def _bar_row(table: Table, ns: int, ratio: float, style: str, name: str, note: str) -> None:
+    table.add_row(ms(ns), percent(ratio), Text(bar(ratio), style=style), name, note)
 
 
 def _culprits(culprits: Sequence[Document]) -> Table:
@@ -213,11 +202,10 @@ def _culprits(culprits: Sequence[Document]) -> Table:
 
 
 def culprit(each: Document) -> str:
-    name = escape(each["name"])
     if each["kind"] == "request":
-        return f"request {escape(each['request_id'] or name)}"
+        return who(each)
     pid = f" (pid {each['pid']})" if each["pid"] is not None else ""
-    return f"{each['kind']} {name}{pid}"
+    return f"{each['kind']} {who(each)}{pid}"
 
 
 def sources(document: Document) -> Table:

@@ -20,7 +20,7 @@ from dsagent.agent.facts import Event, Facts, Readings, Sample, SourceStatus, Ta
 from dsagent.agent.feeds import Feeds
 from dsagent.agent.ledger import BYS, KEEP_NS, Ledger
 from dsagent.agent.outlets import Outlets
-from dsagent.agent.overhead import OverheadMeter, hooks_ns
+from dsagent.agent.overhead import OverheadMeter, give_way, hooks_ns
 from dsagent.agent.sinks.base import Explained, Sink, SinkStatus
 from dsagent.agent.target import check_alive
 from dsagent.agent.ticker import Ticker
@@ -120,6 +120,7 @@ class Session:
         check_alive(self.target)
         self._begin(time.monotonic_ns())
         self._on_attached()
+        give_way()
         ticker = Ticker(TICK_NS, self._attached_ns)
         while not self._stopping and not self._target_ended:
             now_ns = time.monotonic_ns()
@@ -143,7 +144,12 @@ class Session:
         self._tick_cpu_ns = 0.0
         self._next_status_ns = now_ns
         self._accountant = Accountant(now_ns)
-        self._overhead = OverheadMeter(self.target.pid, time.process_time_ns, now_ns)
+        for feed in self._feeds.all:
+            if not feed.runs:
+                self._accountant.source_off(feed.name)
+        self._overhead = OverheadMeter(
+            self.target.pid, now_ns, sees_displacement=self._feeds.feed("kernel").runs
+        )
         self._over_budget = 0
         self._pending_events: list[Event] = []
 
@@ -186,13 +192,12 @@ class Session:
         )
 
     def _poll(self, now_ns: int) -> list[Readings]:
-        brought = []
-        for feed in self._feeds.all:
-            readings = feed.poll(now_ns)
-            if readings is None:
-                continue
+        brought = self._feeds.poll(now_ns)
+        for name in self._feeds.take_failed():
+            self._accountant.source_off(name)
+        for readings in brought:
             self._accountant.add(readings)
-            brought.append(readings)
+            self._overhead.add_facts(readings.facts)
             for step in readings.steps:
                 if step.end_ns >= self._attached_ns:
                     self.counts.steps += 1
@@ -205,8 +210,7 @@ class Session:
         if now_ns < self._next_status_ns:
             return []
         self._next_status_ns = now_ns + STATUS_NS
-        kernel_ns = self._feeds.feed("kernel").status().cost_ns
-        if self._overhead.update(now_ns, kernel_ns, self._hooks_ns()):
+        if self._overhead.update(now_ns, self._feeds.kernel_cost_ns(), self._hooks_ns()):
             self._keep_within_budget(now_ns)
         self._on_live(
             Live(
@@ -238,14 +242,15 @@ class Session:
             f"{self._max_overhead_ratio:.2%}"
         )
         kernel.switch_off(why)
+        self._accountant.source_off("kernel")
+        self._overhead.sees_displacement = False
         self._pending_events.append(Event("agent.stepped_down", now_ns, f"source kernel {why}"))
 
     def _finish(self) -> dict[str, Any]:
         """The last readings, and every account that can still be made of them."""
         ended_ns = time.monotonic_ns()
         self._pass_on(ended_ns, ended_ns + SETTLE_NS)
-        kernel_ns = self._feeds.feed("kernel").status().cost_ns
-        self._overhead.update(time.monotonic_ns(), kernel_ns, self._hooks_ns())
+        self._overhead.update(time.monotonic_ns(), self._feeds.kernel_cost_ns(), self._hooks_ns())
         pss_bytes = procfs.pss_bytes(os.getpid())
         self._feeds.stop()
         self._outlets.stop(SINK_DEADLINE_S)

@@ -26,10 +26,17 @@ def put_json(document: Document) -> None:
 
 
 def put_text(text: RenderableType) -> None:
-    """The result on stdout, for people."""
+    """The result on stdout, for people; without the blanks that pad tables where it is piped."""
     from dsagent.agent.render import console
 
-    console().print(text)
+    out = console()
+    if sys.stdout.isatty():
+        out.print(text)
+    else:
+        with out.capture() as capture:
+            out.print(text)
+        for line in capture.get().splitlines():
+            print(line.rstrip())
     sys.stdout.flush()
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dsagent.agent.account import USUAL, WORTH_NAMING_RATIO
 from dsagent.agent.procfs import escape
 
-# What the time was spent on, to follow "Slow because: 62 % …" and to stand beside a cause.
+# What the time was spent on, to follow "Slow because: 62% …" and to stand beside a cause.
 CAUSE_TEXT = {
     "frontend.in": "HTTP and tokenising",
     "frontend.out": "detokenising and sending the tail",
@@ -24,7 +24,7 @@ CAUSE_TEXT = {
     "engine.host": "scheduling, sampling and Python in the step",
     "engine.gap": "the engine idle between steps",
     "engine.stalled": "the engine's loop standing still",
-    "cpu.runqueue": "runnable, but another task had the CPU",
+    "cpu.runqueue": "waiting while other tasks had the CPU",
     "cpu.throttled": "held back by its CPU quota",
     "cpu.steal": "the CPU taken by the hypervisor",
     "cpu.irq": "interrupts",
@@ -45,30 +45,40 @@ CAUSE_TEXT = {
 
 
 def ms(ns: float) -> str:
-    """Three or four significant digits, in ms or s."""
-    value = ns / 1e6
-    if value >= 10_000:
-        return f"{value / 1000:.1f} s"
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
+    """Three significant digits, in ms, or in s from one second on."""
+    if ns == 0:
+        return "0 ms"
+    if ns < 999_500:
+        return f"{ns / 1e6:.2f} ms"
+    unit, value = ("ms", ns / 1e6) if ns < 999.5e6 else ("s", ns / 1e9)
+    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{digits}f} {unit}"
+
+
+def short(identifier: str) -> str:
+    """Of a long id its beginning, which is enough for `dsagent explain`."""
+    return escape(identifier if len(identifier) <= 20 else identifier[:17] + "…")
 
 
 def percent(ratio: float) -> str:
     value = ratio * 100
     if 0 < value < 0.1:
-        return "<0.1 %"
-    return f"{value:.1f} %" if value < 10 else f"{value:.0f} %"
+        return "<0.1%"
+    return f"{value:.1f}%" if 0 < value < 9.95 else f"{value:.0f}%"
+
+
+def blame(culprits: Sequence[Mapping[str, Any]]) -> str:
+    """Who is to blame most, and how many others are."""
+    ranked = sorted(culprits, key=lambda each: -each["ns"])
+    if not ranked:
+        return ""
+    return who(ranked[0]) + (f" +{len(ranked) - 1}" if len(ranked) > 1 else "")
 
 
 def how_text(part: Mapping[str, Any]) -> str:
     """How a part is known, and who is to blame for most of it."""
-    text: str = part["how"]
-    culprits = sorted(part["culprits"], key=lambda each: -each["ns"])
-    if culprits:
-        first = culprits[0]
-        text += f", by {_who(first)}"
-        if len(culprits) > 1:
-            text += f" and {len(culprits) - 1} more"
-    return text
+    blamed = blame(part["culprits"])
+    return f"{part['how']}: {blamed}" if blamed else str(part["how"])
 
 
 def because(document: Mapping[str, Any]) -> str:
@@ -96,10 +106,10 @@ def _clause(part: Mapping[str, Any], total_ns: int) -> str:
     culprits = sorted(part["culprits"], key=lambda each: -each["ns"])
     if not culprits:
         return clause
-    return f"{clause} (most of all {_who(culprits[0])})"
+    return f"{clause} (most of all {who(culprits[0])})"
 
 
-def _who(culprit: Mapping[str, Any]) -> str:
+def who(culprit: Mapping[str, Any]) -> str:
     if culprit["kind"] == "request":
-        return f"request {escape(culprit['request_id'] or culprit['name'])}"
+        return f"request {short(culprit['request_id'] or culprit['name'])}"
     return escape(culprit["name"])

@@ -44,7 +44,9 @@ class StepsSource:
         self._target = target
         self._rings: dict[int, RingReader] = {}  # by inode
         self._refused: dict[int, str] = {}
+        self._new_schedulers: list[int] = []
         self._gone = [0, 0]  # dropped records and uncounted losses of rings closed since
+        self._tree = procfs.ProcessTree()
         self._next_discovery_ns = 0
         self._cost_ns = 0
         self._lapped_last_poll = False
@@ -96,7 +98,7 @@ class StepsSource:
         events: list[Event] = []
         pids = (
             self._target.pid,
-            *procfs.descendants(self._target.pid, procfs.parents()),
+            *procfs.descendants(self._target.pid, self._tree.parents()),
         )
         for pid in sorted(set(pids) - set(self.pids)):
             events.append(Event("child.started", now_ns, f"process {pid} has joined the target"))
@@ -123,18 +125,24 @@ class StepsSource:
             self._refused[candidate.inode] = f"more than {MAX_RINGS} rings"
             return
         try:
-            self._rings[candidate.inode] = RingReader.open(candidate)
+            reader = RingReader.open(candidate)
         except RingRejected as rejection:
             self._refused[candidate.inode] = procfs.escape(str(rejection))
+            return
+        self._rings[candidate.inode] = reader
+        if reader.header.role is Role.SCHEDULER:
+            self._new_schedulers.append(candidate.inode)
 
-    def step_words(self) -> dict[int, int]:
-        """pid → address, in that process, of the word that holds its running step."""
+    def new_step_words(self) -> dict[int, int]:
+        """pid → address, in that process, of the word that holds its running step; of the
+        schedulers found since the last call."""
         words = {}
-        for inode, reader in self._rings.items():
-            if reader.header.role is Role.SCHEDULER:
-                address = step_word_address(reader.header.pid, inode)
-                if address is not None:
-                    words[reader.header.pid] = address
+        for inode in self._new_schedulers:
+            pid = self._rings[inode].header.pid if inode in self._rings else None
+            address = None if pid is None else step_word_address(pid, inode)
+            if pid is not None and address is not None:
+                words[pid] = address
+        self._new_schedulers.clear()
         return words
 
     def running(self) -> Sequence[tuple[int, int, int, int]]:
