@@ -41,6 +41,7 @@ REQUEST_EXTERNAL_ID = "dsagent.request.external_id"  # X-Request-Id
 REQUEST_TENANT = "dsagent.request.tenant"
 REQUEST_TTFT_NS = "dsagent.request.ttft_ns"
 REQUEST_STEPS = "dsagent.request.steps"
+SAMPLING_REASON = "dsagent.sampling.reason"  # why the agent kept the trace
 
 # Steps and shares.
 ENGINE_ID = "dsagent.engine.id"

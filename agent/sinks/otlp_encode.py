@@ -1,0 +1,186 @@
+"""Spans and metrics as OTLP messages. Times become wall-clock times here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1 import common_pb2
+from opentelemetry.proto.metrics.v1 import metrics_pb2
+from opentelemetry.proto.resource.v1 import resource_pb2
+from opentelemetry.proto.trace.v1 import trace_pb2
+
+from dsagent.agent.catalog import TARGET_INFO
+from dsagent.agent.facts import ClockAnchor
+from dsagent.agent.series import Exemplar, Family, HistogramPoint, NumberPoint
+from dsagent.instrumentation import names
+from dsagent.instrumentation.spans import Link, Span, Value
+
+MAX_STRING_CHARS = 1024
+
+_KINDS = {
+    "SERVER": trace_pb2.Span.SPAN_KIND_SERVER,
+    "INTERNAL": trace_pb2.Span.SPAN_KIND_INTERNAL,
+}
+_SAMPLED = 0x01
+_REMOTE_KNOWN = trace_pb2.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
+_REMOTE = trace_pb2.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
+_CUMULATIVE = metrics_pb2.AGGREGATION_TEMPORALITY_CUMULATIVE
+
+
+def span_message(span: Span, anchor: ClockAnchor) -> trace_pb2.Span:
+    """One finished span."""
+    parent = span.parent_span_id
+    is_parent_remote = span.kind == "SERVER" and parent is not None
+    message = trace_pb2.Span(
+        trace_id=span.trace_id.to_bytes(16, "big"),
+        span_id=span.span_id.to_bytes(8, "big"),
+        parent_span_id=b"" if parent is None else parent.to_bytes(8, "big"),
+        flags=_SAMPLED | _REMOTE_KNOWN | (_REMOTE if is_parent_remote else 0),
+        name=_text(span.name),
+        kind=_KINDS[span.kind],
+        start_time_unix_nano=anchor.unix(span.start_ns),
+        end_time_unix_nano=anchor.unix(span.end_ns),
+        attributes=_attributes(span.attributes),
+        links=[_link(link) for link in span.links],
+    )
+    if span.error is not None:
+        message.status.code = trace_pb2.Status.STATUS_CODE_ERROR
+        message.status.message = _text(span.error)
+    return message
+
+
+def trace_request(
+    spans: Iterable[trace_pb2.Span], resource: Mapping[str, str | int]
+) -> ExportTraceServiceRequest:
+    scope_spans = trace_pb2.ScopeSpans(scope=_scope(), spans=spans)
+    return ExportTraceServiceRequest(
+        resource_spans=[
+            trace_pb2.ResourceSpans(resource=_resource(resource), scope_spans=[scope_spans])
+        ]
+    )
+
+
+def metrics_request(
+    families: Iterable[Family],
+    resource: Mapping[str, str | int],
+    start_unix_ns: int,
+    now_unix_ns: int,
+) -> tuple[ExportMetricsServiceRequest, int]:
+    """The request and the number of points in it."""
+    metrics = [
+        _metric(family, start_unix_ns, now_unix_ns)
+        for family in families
+        if family.metric is not TARGET_INFO  # the resource says the same
+    ]
+    points = sum(
+        len(m.sum.data_points) + len(m.gauge.data_points) + len(m.histogram.data_points)
+        for m in metrics
+    )
+    scope_metrics = metrics_pb2.ScopeMetrics(scope=_scope(), metrics=metrics)
+    request = ExportMetricsServiceRequest(
+        resource_metrics=[
+            metrics_pb2.ResourceMetrics(resource=_resource(resource), scope_metrics=[scope_metrics])
+        ]
+    )
+    return request, points
+
+
+def _metric(family: Family, start_unix_ns: int, now_unix_ns: int) -> metrics_pb2.Metric:
+    metric = family.metric
+    message = metrics_pb2.Metric(name=metric.name, unit=metric.unit, description=metric.description)
+    numbers = [_number(point, start_unix_ns, now_unix_ns) for point in family.numbers]
+    if metric.kind == "counter":
+        message.sum.CopyFrom(
+            metrics_pb2.Sum(
+                data_points=numbers, aggregation_temporality=_CUMULATIVE, is_monotonic=True
+            )
+        )
+    elif metric.kind == "gauge":
+        message.gauge.CopyFrom(metrics_pb2.Gauge(data_points=numbers))
+    else:
+        points = [_histogram(point, start_unix_ns, now_unix_ns) for point in family.histograms]
+        message.histogram.CopyFrom(
+            metrics_pb2.Histogram(data_points=points, aggregation_temporality=_CUMULATIVE)
+        )
+    return message
+
+
+def _number(
+    point: NumberPoint, start_unix_ns: int, now_unix_ns: int
+) -> metrics_pb2.NumberDataPoint:
+    return metrics_pb2.NumberDataPoint(
+        attributes=_attributes(dict(point.labels)),
+        start_time_unix_nano=start_unix_ns,
+        time_unix_nano=now_unix_ns,
+        as_double=point.value,
+    )
+
+
+def _histogram(
+    point: HistogramPoint, start_unix_ns: int, now_unix_ns: int
+) -> metrics_pb2.HistogramDataPoint:
+    return metrics_pb2.HistogramDataPoint(
+        attributes=_attributes(dict(point.labels)),
+        start_time_unix_nano=start_unix_ns,
+        time_unix_nano=now_unix_ns,
+        count=sum(point.counts),
+        sum=point.sum,
+        bucket_counts=point.counts,
+        explicit_bounds=point.bounds,
+        exemplars=[_exemplar(e) for e in point.exemplars if e is not None],
+    )
+
+
+def _exemplar(exemplar: Exemplar) -> metrics_pb2.Exemplar:
+    return metrics_pb2.Exemplar(
+        time_unix_nano=exemplar.unix_ns,
+        as_double=exemplar.value,
+        trace_id=exemplar.trace_id.to_bytes(16, "big"),
+        span_id=exemplar.span_id.to_bytes(8, "big"),
+    )
+
+
+def _link(link: Link) -> trace_pb2.Span.Link:
+    return trace_pb2.Span.Link(
+        trace_id=link.trace_id.to_bytes(16, "big"),
+        span_id=link.span_id.to_bytes(8, "big"),
+        attributes=_attributes(link.attributes),
+        flags=_SAMPLED | _REMOTE_KNOWN,
+    )
+
+
+def _scope() -> common_pb2.InstrumentationScope:
+    return common_pb2.InstrumentationScope(name=names.SCOPE, version=version("dsagent"))
+
+
+def _resource(attributes: Mapping[str, str | int]) -> resource_pb2.Resource:
+    return resource_pb2.Resource(attributes=_attributes(attributes))
+
+
+def _attributes(
+    attributes: Mapping[str, Value] | Mapping[str, str | int] | Mapping[str, str],
+) -> list[common_pb2.KeyValue]:
+    return [common_pb2.KeyValue(key=key, value=_value(v)) for key, v in attributes.items()]
+
+
+def _value(value: Value) -> common_pb2.AnyValue:
+    if isinstance(value, bool):
+        return common_pb2.AnyValue(bool_value=value)
+    if isinstance(value, int):
+        return common_pb2.AnyValue(int_value=value)
+    if isinstance(value, float):
+        return common_pb2.AnyValue(double_value=value)
+    if isinstance(value, str):
+        return common_pb2.AnyValue(string_value=_text(value))
+    values = [common_pb2.AnyValue(string_value=_text(item)) for item in value]
+    return common_pb2.AnyValue(array_value=common_pb2.ArrayValue(values=values))
+
+
+def _text(text: str) -> str:
+    """Fit for protobuf, which refuses lone surrogates; bounded."""
+    return text[:MAX_STRING_CHARS].encode("utf-8", "replace").decode()
