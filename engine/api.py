@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from .call import Call, end_life
+from .call import Call, end_life, stopping
 from .chat_template import ChatTemplateError
 from .connection import EXTENSION, ClientGone, Connection
 from .frontend import Frontend
@@ -57,7 +57,7 @@ class Generate:
             with contextlib.suppress(ClientGone):  # it is refused all the same
                 await answer.refuse(failure)
         except ClientGone as gone:
-            failure = gone
+            failure = stopping() if self._frontend.failed else gone
         except BaseException as error:
             failure = error
             raise

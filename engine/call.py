@@ -64,7 +64,8 @@ class Call:
             life.first_scheduled_ns = output.first_scheduled_ns
             life.cached_tokens = output.cached_tokens
         if output.finish_reason == "error":
-            raise ApiError(500, output.error or "the engine failed", kind="engine_error")
+            # The reason is on the server's stderr: it is nothing for strangers.
+            raise ApiError(500, "the engine failed on this request", kind="engine_error")
         if output.finish_reason == "abort":
             raise stopping()
         life.finished_ns = output.output_ns

@@ -35,6 +35,7 @@ class Frontend:
         self.vocab_size = vocab_size
         self.observer = observer
         self.draining = False
+        self.failed = False
         self._tokenizer = tokenizer
         self._max_requests = max_requests
         self._longest_token = max(map(len, tokenizer.token_bytes))
@@ -172,7 +173,8 @@ class Frontend:
         await self._empty.wait()
 
     def fail_all(self) -> None:
-        """Whoever is still inside ends now."""
+        """Whoever is still inside ends now, by the server's doing."""
+        self.failed = True
         for call in self._inside:
             self.cancel(call)
             call.fail(stopping())

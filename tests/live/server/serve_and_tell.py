@@ -12,10 +12,13 @@ import socket
 import sys
 from typing import Any
 
+from torch import Tensor
+
 from dsagent.engine import server
 from dsagent.engine.config import EngineConfig
 from dsagent.engine.connection import HttpLimits
 from dsagent.engine.loop import Engine
+from dsagent.engine.model import Batch
 from dsagent.engine.observe import RequestLife, StepObserver, StepReport
 
 
@@ -46,6 +49,11 @@ def main(settings: dict[str, Any]) -> int:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             teller.engine = self
+            if settings.get("broken"):
+                self._model.forward = broken_forward  # type: ignore[method-assign]
+
+    def broken_forward(batch: Batch) -> Tensor:
+        raise RuntimeError("out of memory, say")
 
     def bind(host: str, port: int) -> socket.socket:
         # Accepted sockets inherit it: a client that does not read is felt after a

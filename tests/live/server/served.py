@@ -48,16 +48,24 @@ class Served:
 
     def wait(self, wanted: Callable[[Event], bool], *, since: int = 0) -> Event:
         """The first event like that at or after place `since`, come or still to come."""
+        return self.events[self._place(wanted, since)]
+
+    def _place(self, wanted: Callable[[Event], bool], since: int) -> int:
         deadline = time.monotonic() + PATIENCE_S
         with self._changed:
             while True:
-                for event in self.events[since:]:
-                    if wanted(event):
-                        return event
-                since = len(self.events)
-                assert self.process.poll() is None or self._reader.is_alive(), self.stderr()
+                for place in range(since, len(self.events)):
+                    if wanted(self.events[place]):
+                        return place
+                since = max(since, len(self.events))
+                assert self._reader.is_alive(), self.stderr()
                 assert time.monotonic() < deadline, "it did not happen"
                 self._changed.wait(1.0)
+
+    def opened(self, *, since: int) -> str:
+        """The id of the next request that came in."""
+        event = self.wait(lambda event: event["event"] == "opened", since=since)
+        return str(event["request_id"])
 
     def closed(self, request_id: str) -> Event:
         """The request's life, once it has ended."""
@@ -65,8 +73,15 @@ class Served:
             lambda event: event["event"] == "closed" and event["request_id"] == request_id
         )
 
-    def idle_after(self, since: int) -> Event:
-        """The engine's stats, the next time that it has nothing to run."""
+    def first_step(self, request_id: str) -> int:
+        """The place of the first step that served the request."""
+        return self._place(
+            lambda event: event["event"] == "step" and request_id in event["served"], 0
+        )
+
+    def idle_after(self, request_id: str) -> Event:
+        """The engine's stats once it has nothing to run, that request included."""
+        since = self.first_step(request_id)
         return self.wait(lambda event: event["event"] == "idle", since=since)
 
     def connect(self, *, receive_bytes: int | None = None) -> socket.socket:

@@ -140,17 +140,18 @@ def test_stop_strings_end_the_answer(served: Served, client: openai.OpenAI, stre
     }
     text = client.completions.create(**request).choices[0].text
     stop = text[5:8]
-    since = len(served.events)
     answer = client.completions.create(**request, stop=[stop, "never there"], stream=stream)
     if stream:
         chunks = list(answer)
+        request_id = chunks[0].id
         said, reason = "".join(c.choices[0].text for c in chunks), chunks[-1].choices[0]
     else:
+        request_id = answer.id
         said, reason = answer.choices[0].text, answer.choices[0]
     assert said == text[: text.index(stop)]
     assert reason.finish_reason == "stop"
     # The engine was told: nothing of it is left.
-    stats = served.idle_after(since)
+    stats = served.idle_after(request_id)
     assert (stats["running"], stats["waiting"], stats["kv_blocks_used"]) == (0, 0, 0)
 
 
@@ -271,13 +272,13 @@ def test_a_client_that_leaves_is_aborted_within_one_step(served: Served, stream:
     since = len(served.events)
     with served.connect() as client:
         client.sendall(post("/v1/completions", LONG | {"stream": stream}))
-        step = served.wait(lambda event: event["event"] == "step", since=since)
-        request_id = step["served"][0]
+        request_id = served.opened(since=since)
+        served.first_step(request_id)
         if stream:
             assert client.recv(100).startswith(b"HTTP/1.1 200 OK")
     life = served.closed(request_id)
     assert (life["finish_reason"], life["error"]) == ("abort", "client_disconnect")
-    stats = served.idle_after(since)
+    stats = served.idle_after(request_id)
     assert (stats["running"], stats["waiting"], stats["kv_blocks_used"]) == (0, 0, 0)
     steps = [e for e in served.events[since:] if e["event"] == "step"]
     late = [e for e in steps if request_id in e["served"] and e["start_ns"] > life["sent_ns"]]
@@ -289,24 +290,16 @@ def test_a_client_that_reads_slowly_holds_up_nobody(served: Served, client: open
     since = len(served.events)
     with served.connect(receive_bytes=4096) as slow:
         slow.sendall(post("/v1/completions", LONG | {"stream": True}, "connection: close"))
-        first = served.wait(lambda event: event["event"] == "opened", since=since)
-        # The engine makes all of its tokens, though nobody reads them.
-        served.wait(
-            lambda event: (
-                event["event"] == "idle"
-                and any(first["request_id"] in e.get("served", ()) for e in served.events[since:])
-            ),
-            since=since,
-        )
+        request_id = served.opened(since=since)
+        served.idle_after(request_id)  # all of its tokens are made, though nobody reads them
         answer = client.completions.create(**GOOD, max_tokens=4)
         quick = served.closed(answer.id)
         assert not any(
-            e["event"] == "closed" and e["request_id"] == first["request_id"]
-            for e in served.events[since:]
+            e["event"] == "closed" and e["request_id"] == request_id for e in served.events[since:]
         )
         whole = read_all(slow)
     assert b"data: [DONE]" in whole
-    life = served.closed(first["request_id"])
+    life = served.closed(request_id)
     assert (life["output_tokens"], life["finish_reason"], life["error"]) == (2000, "length", None)
     # It says when its last byte left, not when it was made.
     assert life["finished_ns"] < quick["received_ns"] < life["sent_ns"]

@@ -22,10 +22,11 @@ def served() -> Iterator[Served]:
 
 
 def held_request(served: Served) -> socket.socket:
-    """A request that stays inside until its client reads."""
+    """A request that has been computed, and stays inside until its client reads."""
+    since = len(served.events)
     client = served.connect(receive_bytes=4096)
     client.sendall(post("/v1/completions", LONG | {"stream": True}, "connection: close"))
-    served.wait(lambda event: event["event"] == "step")
+    served.idle_after(served.opened(since=since))
     return client
 
 
@@ -66,7 +67,7 @@ def test_a_second_signal_stops_at_once(served: Served) -> None:
         served.process.send_signal(signal.SIGINT)
         assert served.exit_code() == 128 + signal.SIGINT
     life = served.wait(lambda event: event["event"] == "closed")
-    assert (life["finish_reason"] or "abort", life["error"]) == ("abort", "unavailable")
+    assert life["error"] == "unavailable"
     assert served.stderr() == ""
 
 
@@ -74,6 +75,24 @@ def test_draining_ends_in_time() -> None:
     with Served(limits={"drain_s": 0.2}) as served, held_request(served):
         served.process.send_signal(signal.SIGTERM)
         assert served.exit_code() == 1
+
+
+def test_a_model_that_fails_is_not_healthy_for_long() -> None:
+    with Served(broken=True) as served:
+        assert status_of(served, post("/v1/completions", LONG)) == 500
+        assert status_of(served, GET_HEALTH) == 200  # one failure is not the end
+        with served.connect() as client:
+            client.sendall(post("/v1/completions", LONG | {"stream": True}, "connection: close"))
+            whole = b"".join(iter(lambda: client.recv(65536), b""))
+        assert whole.startswith(b"HTTP/1.1 200 OK")
+        assert b'data: {"error": {"message": "the engine failed' in whole
+        assert status_of(served, post("/v1/completions", LONG)) in (500, 503)
+        assert status_of(served, GET_HEALTH) == 503
+        assert status_of(served, post("/v1/completions", LONG)) == 503
+        lives = [event for event in served.events if event["event"] == "closed"]
+        assert {life["error"] for life in lives} == {"engine_error"}
+        served.process.send_signal(signal.SIGTERM)
+        assert served.exit_code() == 0
 
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
