@@ -12,11 +12,13 @@ from dsagent.agent import catalog
 from dsagent.agent.account import Account, Part
 from dsagent.agent.catalog import MAX_LABEL_VALUES, OTHER
 from dsagent.agent.facts import Sample, SourceStatus, Target
+from dsagent.agent.metric import Metric
 from dsagent.agent.resource import resource_attributes
 from dsagent.agent.sampling import Sampler
 from dsagent.agent.series import Exemplar, Family, Store
 from dsagent.agent.sinks.base import Explained, SinkStatus
 from dsagent.agent.slo import Limits
+from dsagent.instrumentation import names
 from dsagent.instrumentation.records import RequestRecord, Step
 
 UNATTRIBUTED = "unattributed"  # shown beside the causes; it has no `how`
@@ -94,7 +96,7 @@ class Aggregate:
         self._store.set(catalog.TARGET_INFO, 1, labels)
 
     def _add_causes(
-        self, metric: catalog.Metric, model: str, parts: Iterable[Part], unattributed_ns: int
+        self, metric: Metric, model: str, parts: Iterable[Part], unattributed_ns: int
     ) -> None:
         for part in parts:
             labels = {catalog.MODEL: model, "cause": part.cause, "how": part.how}
@@ -106,8 +108,8 @@ class Aggregate:
         """The standard metrics, which an engine that has its own shows itself."""
         record = account.record
         labels = {
-            "gen_ai.operation.name": record.operation,
-            "gen_ai.provider.name": provider(batch.target),
+            names.OPERATION_NAME: record.operation,
+            names.PROVIDER_NAME: provider(batch.target),
             catalog.MODEL: model,
         }
         keep = self._sampler.decide(account, self._limits.violated(account)).keep
@@ -122,7 +124,7 @@ class Aggregate:
             (
                 catalog.REQUEST_DURATION,
                 account.e2e_ns,
-                labels if record.error is None else {**labels, "error.type": record.error},
+                labels if record.error is None else {**labels, names.ERROR_TYPE: record.error},
             ),
         )
         for metric, value_ns, its_labels in observed:
@@ -132,7 +134,7 @@ class Aggregate:
         for kind, tokens in (("input", record.prompt_tokens), ("output", record.output_tokens)):
             if tokens:
                 self._store.observe(
-                    catalog.TOKEN_USAGE, tokens, {**labels, "gen_ai.token.type": kind}
+                    catalog.TOKEN_USAGE, tokens, {**labels, catalog.TOKEN_TYPE: kind}
                 )
 
     def _model(self, record: RequestRecord) -> str:

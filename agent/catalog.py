@@ -3,79 +3,22 @@
 Exporters, documents, boards, alerts and tests read `CATALOGUE`. Standard
 names first (OpenTelemetry GenAI, hardware, process); `dsagent.` only where no
 convention exists. The one exception is engine/metrics.py, which imports
-nothing of ours and spells the engine's own metrics: `ENGINE_METRICS` lists
+nothing of ours and spells the engine's own metrics: engine_metrics.py lists
 them and a test holds the two equal.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from typing import Literal
-
-MetricKind = Literal["counter", "gauge", "histogram"]
+from dsagent.agent.engine_metrics import ENGINE_METRICS
+from dsagent.agent.metric import Metric
+from dsagent.instrumentation import names
 
 OTHER = "~other"  # a label's value once its cap is reached
 MAX_LABEL_VALUES = 64  # different values of one label of one metric
 
-# UCUM units that Prometheus spells out in the name; annotations such as {request} are left out.
-_UNIT_SUFFIX = {
-    "s": "seconds",
-    "By": "bytes",
-    "J": "joules",
-    "W": "watts",
-    "Hz": "hertz",
-    "Cel": "celsius",
-    "1": "ratio",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric: its OpenTelemetry name, UCUM unit, the attributes it may carry, its bounds."""
-
-    name: str
-    kind: MetricKind
-    unit: str
-    description: str
-    attributes: tuple[str, ...] = ()
-    bounds: tuple[float, ...] = ()
-
-    @property
-    def prometheus_unit(self) -> str:
-        """The unit as Prometheus names spell it; empty for a mere count."""
-        if self.unit == "1" and self.kind == "counter":
-            return ""
-        return _UNIT_SUFFIX.get(self.unit, "")
-
-    @property
-    def prometheus_family(self) -> str:
-        """The name of the OpenMetrics family: without `_total`, with the unit."""
-        name = prometheus_label(self.name)
-        unit = self.prometheus_unit
-        return name if not unit or name.endswith(f"_{unit}") else f"{name}_{unit}"
-
-    @property
-    def prometheus(self) -> str:
-        """The name to query: counters end in `_total`; of histograms without `_bucket` etc."""
-        family = self.prometheus_family
-        return f"{family}_total" if self.kind == "counter" else family
-
-    @property
-    def prometheus_names(self) -> frozenset[str]:
-        """Every series name that Prometheus knows for it."""
-        if self.kind == "histogram":
-            return frozenset(f"{self.prometheus}_{part}" for part in ("bucket", "sum", "count"))
-        return frozenset({self.prometheus})
-
-
-def prometheus_label(attribute: str) -> str:
-    """An attribute's name as a Prometheus label."""
-    return re.sub(r"[^a-zA-Z0-9_]", "_", attribute)
-
-
-MODEL = "gen_ai.request.model"
-_GEN_AI = ("gen_ai.operation.name", "gen_ai.provider.name", MODEL)
+MODEL = names.REQUEST_MODEL
+TOKEN_TYPE = "gen_ai.token.type"
+_GEN_AI = (names.OPERATION_NAME, names.PROVIDER_NAME, MODEL)
 _DEVICE = ("hw.id", "hw.type", "hw.name", "hw.vendor", "hw.driver_version")
 
 # Bounds recommended by the GenAI conventions; every configured limit is added as one more.
@@ -100,7 +43,7 @@ REQUEST_DURATION = Metric(
     "histogram",
     "s",
     "From the request's arrival to its last byte, or to its failure.",
-    (*_GEN_AI, "error.type"),
+    (*_GEN_AI, names.ERROR_TYPE),
     tuple(0.01 * 2**i for i in range(14)),
 )
 TOKEN_USAGE = Metric(
@@ -108,7 +51,7 @@ TOKEN_USAGE = Metric(
     "histogram",
     "{token}",
     "Tokens of a request, by type: input or output.",
-    (*_GEN_AI, "gen_ai.token.type"),
+    (*_GEN_AI, TOKEN_TYPE),
     tuple(float(4**i) for i in range(14)),
 )
 
@@ -141,10 +84,10 @@ TARGET_INFO = Metric(
     "{target}",
     "1; what the agent is attached to.",
     (
-        "service.name",
+        names.SERVICE_NAME,
         "service.namespace",
         "service.version",
-        "service.instance.id",
+        names.SERVICE_INSTANCE_ID,
         "deployment.environment.name",
         "container.id",
         "k8s.namespace.name",
@@ -278,7 +221,7 @@ GPU_METRICS = (
     Metric("hw.power", "gauge", "W", "Power drawn.", _DEVICE),
     Metric("hw.energy", "counter", "J", "Energy used.", _DEVICE),
     Metric("hw.temperature", "gauge", "Cel", "Temperature.", _DEVICE),
-    Metric("hw.errors", "counter", "{error}", "Errors.", (*_DEVICE, "error.type")),
+    Metric("hw.errors", "counter", "{error}", "Errors.", (*_DEVICE, names.ERROR_TYPE)),
     Metric("dsagent.gpu.clock", "gauge", "Hz", "Clock now.", (*_DEVICE, "clock")),
     Metric("dsagent.gpu.clock.limit", "gauge", "Hz", "Highest clock.", (*_DEVICE, "clock")),
     Metric("dsagent.gpu.power.limit", "gauge", "W", "Power limit in force.", _DEVICE),
@@ -377,8 +320,6 @@ AGENT_METRICS = (
     AGENT_PSS,
     AGENT_OVERHEAD,
 )
-# Emitted by the reference engine's own /metrics (engine/metrics.py).
-ENGINE_METRICS: tuple[Metric, ...] = ()
 
 SAMPLE_METRICS = {
     metric.name: metric

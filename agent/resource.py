@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from dsagent.agent.errors import USAGE, DsagentError
 from dsagent.agent.facts import Target
+from dsagent.instrumentation import names
 
 # The namespace that the conventions give for service.instance.id made of other ids.
 _INSTANCE_NAMESPACE = uuid.UUID("4d63009a-8d0f-11ee-aad7-4c796ed8e320")
@@ -31,16 +32,16 @@ def resource_overrides(environ: Mapping[str, str]) -> dict[str, str]:
         attributes[unquote(key.strip())] = unquote(value.strip())
     name = environ.get("OTEL_SERVICE_NAME", "").strip()
     if name:
-        attributes["service.name"] = name
+        attributes[names.SERVICE_NAME] = name
     return attributes
 
 
 def resource_attributes(target: Target, overrides: Mapping[str, str]) -> dict[str, str | int]:
     """service.name and service.instance.id are always there; `overrides` win."""
     attributes: dict[str, str | int] = {
-        "service.name": target.service_name,
-        "service.instance.id": _instance_id(target),
-        "process.pid": target.pid,
+        names.SERVICE_NAME: target.service_name,
+        names.SERVICE_INSTANCE_ID: _instance_id(target),
+        names.PROCESS_PID: target.pid,
         "host.name": socket.gethostname(),
     }
     if target.container_id is not None:

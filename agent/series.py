@@ -11,7 +11,8 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dsagent.agent.catalog import CATALOGUE, MAX_LABEL_VALUES, OTHER, Metric
+from dsagent.agent.catalog import CATALOGUE, MAX_LABEL_VALUES, OTHER
+from dsagent.agent.metric import Metric
 
 Labels = tuple[tuple[str, str], ...]  # attribute and value, in the catalogue's order
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from dsagent.agent.catalog import Metric, prometheus_label
+from dsagent.agent.metric import Metric, prometheus_label
 from dsagent.agent.series import Exemplar, Family, HistogramPoint, Labels
 
 OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"

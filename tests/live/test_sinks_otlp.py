@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from made import S, account, batch, record, step
+from made import S, account, batch, record, step, until
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
@@ -55,13 +55,6 @@ def sink_to(port: int, **environ: str) -> OtlpSink:
     config = otlp_config(environ, f"http://127.0.0.1:{port}")
     assert config is not None
     return OtlpSink(config, Limits(), resource={"service.name": "tried"})
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_an_independent_receiver_gets_the_trace_and_the_linked_steps() -> None:

@@ -10,6 +10,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +91,8 @@ def until(address: str, path: str, **query: str) -> list[Any]:
 def test_prometheus_stores_the_exemplar(sink: PrometheusSink, prometheus: str) -> None:
     now_ns, unix_ns = time.monotonic_ns(), time.time_ns()
     kept = account("kept", sampled=True, start_ns=now_ns - 1000 * MS)
-    made = batch(now_ns, accounts=(kept,))
-    sink.take(
-        type(made)(
-            target=made.target,
-            anchor=ClockAnchor(now_ns, unix_ns, 1000),
-            now_ns=now_ns,
-            accounts=made.accounts,
-        )
-    )
+    anchor = ClockAnchor(now_ns, unix_ns, 1000)
+    sink.take(replace(batch(now_ns, accounts=(kept,)), anchor=anchor))
     family = "gen_ai_server_time_to_first_token_seconds"
     window = {"start": str(unix_ns / 1e9 - 600), "end": str(unix_ns / 1e9 + 600)}
     (series,) = until(prometheus, "query_exemplars", query=f"{family}_bucket", **window)

@@ -8,8 +8,9 @@ from made import MS, S, account, batch, step
 
 from dsagent.agent import catalog
 from dsagent.agent.aggregate import SAMPLE_LIFE_NS, Aggregate
-from dsagent.agent.catalog import CATALOGUE, MAX_LABEL_VALUES, OTHER, Metric
+from dsagent.agent.catalog import CATALOGUE, MAX_LABEL_VALUES, OTHER
 from dsagent.agent.facts import Event, Sample, SourceStatus
+from dsagent.agent.metric import Metric
 from dsagent.agent.sampling import Sampler
 from dsagent.agent.series import Family, HistogramPoint, Store, printable
 from dsagent.agent.slo import Limit, Limits

@@ -7,15 +7,14 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import made
 import numpy as np
 import pytest
-from made import MS, S, account, batch, step
+from made import MS, S, account, batch, step, until
 
 from dsagent.agent.account import Account, Culprit, Part
 from dsagent.agent.errors import USAGE, DsagentError
@@ -51,13 +50,6 @@ def record_all(directory: Path, *accounts: Account) -> SinkStatus:
     sink.take(batch(accounts=accounts))
     sink.stop(10.0)
     return sink.status()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_accounts_come_back_complete(tmp_path: Path) -> None:
