@@ -94,7 +94,7 @@ class SpanEmitter:
         stopping = False
         while not stopping:
             stopping = self._stopping.wait(_POLL_S)
-            self._drain(time.monotonic_ns() - (0 if stopping else _SETTLE_NS))
+            self._drain(settle_ns=0 if stopping else _SETTLE_NS)
         self._guarded(self._assembler.flush)
 
     def _guarded(self, make: Callable[P, list[Span]], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -106,14 +106,15 @@ class SpanEmitter:
             if self._errors == 1:
                 _log.exception("cannot make spans; further failures are only counted")
 
-    def _drain(self, settled_ns: int) -> None:
-        """Take in what came; end the requests that came before `settled_ns`."""
+    def _drain(self, settle_ns: int) -> None:
+        """Take in what came; end the requests that came at least `settle_ns` ago."""
         for _ in range(len(self._queue)):
             item = self._queue.popleft()
             if isinstance(item, RequestRecord):
                 self._settling.append((time.monotonic_ns(), item))
             else:
                 self._guarded(self._add_step, item)
+        settled_ns = time.monotonic_ns() - settle_ns
         while self._settling and self._settling[0][0] <= settled_ns:
             self._guarded(self._end_request, self._settling.popleft()[1])
 
