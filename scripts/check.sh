@@ -21,8 +21,7 @@ packages=(engine instrumentation agent dashboards)
 for package in "${packages[@]}"; do
     ln -sfn "../../../$package" "build/mypy/dsagent/$package"
 done
-mapfile -t helpers < <(git ls-files --cached --others --exclude-standard 'scripts/*.py' 'tests/*.py' |
-    grep -v '/test_[^/]*$')
+mapfile -t helpers < <(find scripts tests -name '*.py' -not -name 'test_*' | sort)
 
 try "ruff check" $bin/ruff check .
 try "ruff format" $bin/ruff format --check .
