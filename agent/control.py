@@ -73,7 +73,7 @@ class ControlServer:
                 f"cannot attach: another dsagent is attached to process {pid} already",
                 exit_code=CANNOT_ATTACH,
             ) from error
-        self._socket.listen(MAX_CONNECTIONS)
+        self._socket.listen(128)  # a full queue refuses at once instead of making callers wait
         selector.register(self._socket, selectors.EVENT_READ, self._accept)
 
     def _accept(self, _mask: int) -> None:

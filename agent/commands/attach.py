@@ -48,7 +48,9 @@ def attach(
         bool, typer.Option("--json", help="Print the summary as one JSON document.")
     ] = False,
 ) -> None:
-    """Attach to a running server and account for every request, until Ctrl-C.
+    """Watch a running server and account for each of its requests.
+
+    Ends with Ctrl-C, SIGTERM, the server's end, or after --duration.
 
     \b
     Examples:

@@ -24,9 +24,9 @@ def demo(
     seed: Annotated[int, typer.Option(metavar="N", help="Draws the load.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Serve a small real model, put it under load, and explain its slowest request.
+    """Serve a real model under load and explain its slowest request.
 
-    Needs nothing and leaves nothing behind.
+    Needs nothing running and leaves nothing behind.
 
     \b
     Example:

@@ -16,7 +16,9 @@ def doctor(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Check the kernel, BTF, lockdown and capabilities; ends with 1 where something fails.
+    """Check what works here, and say what to do about the rest.
+
+    Looks at the kernel, BTF, lockdown and capabilities; ends with 1 where something fails.
 
     \b
     Example:

@@ -44,7 +44,9 @@ def explain(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Account for one request: where each millisecond went, and who is to blame.
+    """Account for one request: where each millisecond went.
+
+    And who is to blame. Asks the running agent, or looks into a recording.
 
     \b
     Examples:

@@ -21,7 +21,9 @@ def why(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Say where the time of the last minutes' requests went, and who is to blame.
+    """Say where the time of all recent requests went.
+
+    And who is to blame. Asks the running agent, or looks into a recording.
 
     \b
     Examples:

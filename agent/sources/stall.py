@@ -147,13 +147,16 @@ class _Dump:
         self._deadline_ns = now_ns + DUMP_DEADLINE_NS
         # A memory file: nothing stays behind, whatever ends us.
         self._output: IO[bytes] = os.fdopen(os.memfd_create("dsagent.stacks"), "w+b")
-        self._process = subprocess.Popen(
-            [py_spy, "dump", "--nonblocking", "--pid", str(pid)],
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.DEVNULL,
-            close_fds=True,
-        )
+        try:
+            self._process = subprocess.Popen(
+                [py_spy, "dump", "--nonblocking", "--pid", str(pid)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError:
+            self._output.close()
+            raise
 
     def poll(self, now_ns: int) -> str | None:
         """The stacks once they are there, "" if they never will be; None while it runs."""

@@ -27,6 +27,9 @@ def say(**what):
     print(json.dumps(what), flush=True)
 def hear():
     return sys.stdin.readline().strip()
+def nap(microseconds):
+    # Not time.sleep: that sleeps until a moment, and so not at all after a long preemption.
+    libc.usleep(microseconds)
 def spin(seconds):
     end = now() + int(seconds * 1e9)
     while now() < end:

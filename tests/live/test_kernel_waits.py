@@ -33,7 +33,7 @@ def test_23_sleeps_are_23_intervals() -> None:
 say(ready=True); hear()
 start = now()
 for _ in range(23):
-    time.sleep(0.003)
+    nap(20_000)
 say(start=start, end=now()); hear()
 """
     with Child(body) as child:
@@ -43,7 +43,7 @@ say(start=start, end=now()); hear()
             told = child.hear()
             watch.until(told["end"])
             status = watch.source.status()
-    asleep = watch.of(Kind.OFF_OTHER, tid=child.pid, least_ns=2_900_000)
+    asleep = watch.of(Kind.OFF_OTHER, tid=child.pid, least_ns=1_000_000)
     asleep = within(asleep, told["start"], told["end"])
     assert len(asleep) == 23
     assert np.all(asleep["exact"] == 1)
@@ -73,7 +73,7 @@ say(start=start, end=now()); os.waitpid(child, 0)
     )
     with Child(body) as child:
         child.hear()
-        with Watch(child.pid) as watch:
+        with Watch(child.pid, exact_ns=1) as watch:
             child.say()
             for _ in range(23):
                 waker = child.hear()["waker"]
@@ -84,13 +84,9 @@ say(start=start, end=now()); os.waitpid(child, 0)
             child.say("end")
             child.process.wait()
     waits = within(watch.of(Kind.OFF_FUTEX, tid=child.pid), told["start"], told["end"])
-    assert int(waits["count"].sum()) == 23
-    exact = waits[waits["exact"] == 1]
-    assert len(exact) > 0
-    assert set(exact["culprit_tid"].tolist()) <= {waker, 0}
-    long = exact[exact["ns"] >= 200_000]
-    assert set(long["culprit_pid"].tolist()) == {waker}
-    assert set(long["culprit_tid"].tolist()) == {waker}
+    assert len(waits) == 23
+    assert set(waits["culprit_pid"].tolist()) == {waker}
+    assert set(waits["culprit_tid"].tolist()) == {waker}
 
 
 def test_a_futex_wait_that_times_out_blames_nobody() -> None:
@@ -100,7 +96,7 @@ def test_a_futex_wait_that_times_out_blames_nobody() -> None:
 say(ready=True); hear()
 start = now()
 for _ in range(7):
-    wait(5_000_000)
+    wait(20_000_000)
 say(start=start, end=now()); hear()
 """
     )
@@ -110,7 +106,7 @@ say(start=start, end=now()); hear()
             child.say()
             told = child.hear()
             watch.until(told["end"])
-    waits = watch.of(Kind.OFF_FUTEX, tid=child.pid, least_ns=4_900_000)
+    waits = watch.of(Kind.OFF_FUTEX, tid=child.pid, least_ns=1_000_000)
     assert len(waits) == 7
     assert not waits["culprit_pid"].any()
 
@@ -120,7 +116,7 @@ def test_short_waits_are_summed_and_none_is_lost() -> None:
     body = """
 say(ready=True); hear()
 for _ in range(211):
-    time.sleep(0.00001)
+    nap(10)
 say(end=now()); hear()
 """
     with Child(body) as child:
@@ -141,10 +137,10 @@ def test_a_fork_and_its_threads_are_followed() -> None:
 say(ready=True); hear()
 child = os.fork()
 if child == 0:
-    def nap():
-        time.sleep(0.005)
+    def work():
+        nap(20_000)
         say(tid=threading.get_native_id(), pid=os.getpid())
-    threads = [threading.Thread(target=nap) for _ in range(3)]
+    threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads: thread.start(); thread.join()
     os._exit(0)
 os.waitpid(child, 0)
@@ -157,7 +153,7 @@ say(end=now()); hear()
             naps = [child.hear() for _ in range(3)]
             watch.until(child.hear()["end"])
     for nap in naps:
-        slept = watch.of(Kind.OFF_OTHER, tid=nap["tid"], least_ns=4_900_000)
+        slept = watch.of(Kind.OFF_OTHER, tid=nap["tid"], least_ns=1_000_000)
         assert len(slept) == 1
         assert slept["pid"][0] == nap["pid"]
 

@@ -393,6 +393,14 @@ def test_slices_speak_for_themselves(child: Start, stub: Path) -> None:
     assert "hw.gpu.memory.usage" not in parent  # the slices have said it
 
 
+def test_a_parent_that_does_not_say_who_it_is_does_not_hide_its_slices(
+    child: Start, stub: Path
+) -> None:
+    one = started(child(stub, MIG, {"0.nvmlDeviceGetUUID.error": str(NO_PERMISSION)}))
+    assert {sample["attributes"]["hw.id"] for sample in one.samples} == {"MIG-a", "MIG-b"}
+    assert one.ask("status")["reason"].startswith("device 0: Insufficient Permissions")
+
+
 def test_a_parent_that_may_not_be_asked_is_absent(child: Start, stub: Path) -> None:
     ours = {key: value for key, value in MIG.items() if not key.startswith("0.nvml")}
     fields = ["PowerUsage", "TotalEnergyConsumption", "UtilizationRates"]

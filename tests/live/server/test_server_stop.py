@@ -111,6 +111,13 @@ def test_a_port_that_is_taken() -> None:
     assert ended.stderr.count("\n") == 1
 
 
+def test_a_kv_cache_that_does_not_fit() -> None:
+    ended = serve("--model", "tiny-llama", "--port", "0", "--num-kv-blocks", str(2**40))
+    assert ended.returncode == 1
+    assert "KV cache" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
 def test_a_model_that_is_not_there() -> None:
     ended = serve("--model", "no-such-model", "--port", "0")
     assert ended.returncode == 1

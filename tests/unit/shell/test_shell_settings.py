@@ -1,0 +1,73 @@
+"""Flags over variables over the file; nothing silently ignored."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from dsagent.agent import cli, settings
+from dsagent.agent.errors import USAGE, DsagentError
+
+
+def test_config_is_taken_out_wherever_it_stands() -> None:
+    take = settings.take_config_flag
+    assert take(["attach", "1", "--config", "f", "--json"]) == (["attach", "1", "--json"], "f")
+    assert take(["--config=f", "why"]) == (["why"], "f")
+    assert take(["explain", "--", "--config", "f"]) == (["explain", "--", "--config", "f"], None)
+    with pytest.raises(DsagentError, match="--config needs a file"):
+        take(["why", "--config"])
+
+
+def test_a_bare_prometheus_does_not_swallow_the_pid() -> None:
+    complete = settings.complete_prometheus_flag
+    default = settings.PROMETHEUS_DEFAULT
+    assert complete(["attach", "--prometheus", "12"]) == ["attach", "--prometheus", default, "12"]
+    assert complete(["attach", "12", "--prometheus"]) == ["attach", "12", "--prometheus", default]
+    assert complete(["--prometheus", "[::1]:1"]) == ["--prometheus", "[::1]:1"]
+    assert complete(["--prometheus", "--slo=a:b"]) == ["--prometheus", default, "--slo=a:b"]
+
+
+def test_the_file_must_be_right(tmp_path: Path) -> None:
+    file = tmp_path / "dsagent.toml"
+    known = {"duration", "max_overhead"}
+    file.write_text('duration = 5\nmax_overhead = "0.5%"\n')
+    assert settings.load(str(file), known) == {"duration": 5, "max_overhead": "0.5%"}
+    for text, message in (
+        ("max_overheat = 1", "unknown setting 'max_overheat' in .*; did you mean max_overhead"),
+        ("zzz = 1", "unknown setting 'zzz' .*; known are duration, max_overhead"),
+        ("duration = [1]", "must be one value"),
+        ("[attach]\nduration = 1", "unknown setting 'attach'"),
+        ("duration = ", "is not TOML"),
+        ("\xff", "is not TOML"),
+        ("#" * (2 << 20), "larger than 1 MiB"),
+    ):
+        file.write_text(text, encoding="latin-1")
+        with pytest.raises(DsagentError, match=message) as raised:
+            settings.load(str(file), known)
+        assert raised.value.exit_code == USAGE
+    with pytest.raises(DsagentError, match="No such file"):
+        settings.load(str(tmp_path / "nowhere"), known)
+
+
+def test_every_flag_is_a_setting_of_the_same_name() -> None:
+    """--json is DSAGENT_JSON and json, not as_json: so the parameter's name is the flag's."""
+    for command in cli.COMMANDS:
+        function = cli._function(command)
+        for name, option in settings._options(function).items():
+            flags = option.param_decls or ()
+            assert all(flag == "--" + name.replace("_", "-") for flag in flags)
+        assert inspect.getdoc(function)
+
+
+def test_values() -> None:
+    assert settings.parse_percent("1") == settings.parse_percent(" 1 % ") == 0.01
+    assert settings.parse_address("[::1]:9464") == ("::1", 9464)
+    assert settings.parse_address("0.0.0.0:0") == ("0.0.0.0", 0)
+    for text in ("", "nan", "0", "101%", "1/2"):
+        with pytest.raises(DsagentError, match="no percentage"):
+            settings.parse_percent(text)
+    for text in ("9464", ":9464", "host:", "host:x", "host:65536"):
+        with pytest.raises(DsagentError, match="not HOST:PORT"):
+            settings.parse_address(text)

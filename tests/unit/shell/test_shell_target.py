@@ -1,0 +1,137 @@
+"""Which process a pid leads to, over a made-up /proc."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dsagent.agent.errors import CANNOT_ATTACH, DsagentError
+from dsagent.agent.procfs import ProcessGone
+from dsagent.agent.target import Rings, check_alive, is_alive, resolve
+
+# launcher 10 ── shell 11 ── api 20 ── worker 21
+#                               └───── helper 22
+#             └─ other 30
+PARENTS = {1: 0, 10: 1, 11: 10, 20: 11, 21: 20, 22: 20, 30: 10, 40: 1}
+
+
+def put(proc: Path, pid: int, ppid: int, *, ticks: int = 500, state: str = "S") -> None:
+    folder = proc / str(pid)
+    (folder / "fd").mkdir(parents=True, exist_ok=True)
+    (folder / "ns").mkdir(exist_ok=True)
+    namespace = folder / "ns" / "pid"
+    if not namespace.is_symlink():
+        (proc / "pidns").touch()
+        namespace.symlink_to(proc / "pidns")
+    fields = f"{state} {ppid} " + "0 " * 17 + f"{ticks} 0 0 0\n"
+    (folder / "stat").write_text(f"{pid} (p{pid}) {fields}")
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    for pid, ppid in PARENTS.items():
+        put(tmp_path, pid, ppid)
+    return tmp_path
+
+
+def rings(**engines: int) -> Callable[[int], Rings]:
+    """p20=1: process 20 holds a ring of engine 1."""
+
+    def of(pid: int) -> Rings:
+        engine_id = engines.get(f"p{pid}")
+        return Rings() if engine_id is None else Rings(frozenset({engine_id}))
+
+    return of
+
+
+@pytest.mark.parametrize("pid", [10, 11, 20, 21, 22])
+def test_any_process_of_the_server_leads_to_its_highest(proc: Path, pid: int) -> None:
+    target = resolve(pid, proc=proc, rings_of=rings(p20=1, p21=1))
+    assert target.pid == 20
+    assert target.children == (21, 22)
+    assert (target.comm, target.start_ticks) == ("p20", 500)
+
+
+def test_a_gap_between_two_processes_of_an_engine_is_bridged(proc: Path) -> None:
+    assert resolve(20, proc=proc, rings_of=rings(p10=1, p20=1)).pid == 10
+
+
+def test_an_ancestor_of_another_engine_is_not_taken(proc: Path) -> None:
+    assert resolve(20, proc=proc, rings_of=rings(p10=2, p20=1)).pid == 20
+
+
+def test_a_launcher_of_several_engines_must_be_narrowed_down(proc: Path) -> None:
+    with pytest.raises(DsagentError, match=r"several engines; give one of: 20, 30") as raised:
+        resolve(10, proc=proc, rings_of=rings(p20=1, p30=2))
+    assert raised.value.exit_code == CANNOT_ATTACH
+
+
+def test_errors_say_which_and_end_with_3(proc: Path) -> None:
+    put(proc, 50, 1, state="Z")
+    cases: list[tuple[int, Callable[[int], Rings], str]] = [
+        (999, rings(), "there is no process 999"),
+        (50, rings(), "a zombie"),
+        (40, rings(p20=1), "is not an engine"),
+        (40, lambda _: Rings(refused=("it has version 9",)), "refused: it has version 9"),
+        (os.getpid(), rings(), "dsagent itself"),
+    ]
+    put(proc, os.getpid(), 1)
+    for pid, of, message in cases:
+        with pytest.raises(DsagentError, match=message) as raised:
+            resolve(pid, proc=proc, rings_of=of)
+        assert raised.value.exit_code == CANNOT_ATTACH
+
+
+def test_processes_that_go_or_are_not_ours_have_no_rings(proc: Path) -> None:
+    def of(pid: int) -> Rings:
+        if pid == 21:
+            raise ProcessGone("21")
+        if pid == 22:
+            raise PermissionError
+        return rings(p20=1)(pid)
+
+    assert resolve(11, proc=proc, rings_of=of).pid == 20
+
+
+def test_it_dies_while_attaching(proc: Path) -> None:
+    def of(pid: int) -> Rings:
+        (proc / "20" / "stat").unlink(missing_ok=True)
+        return rings(p20=1)(pid)
+
+    with pytest.raises(DsagentError, match="there is no process 20"):
+        resolve(20, proc=proc, rings_of=of)
+
+
+def test_its_pid_is_reused_while_attaching(proc: Path) -> None:
+    def of(pid: int) -> Rings:
+        put(proc, 11, 10, ticks=501)
+        return rings(p20=1)(pid)
+
+    with pytest.raises(DsagentError, match="its pid was reused"):
+        resolve(11, proc=proc, rings_of=of)
+
+
+def test_alive_means_the_same_process(proc: Path) -> None:
+    target = resolve(20, proc=proc, rings_of=rings(p20=1))
+    assert is_alive(target, proc)
+    check_alive(target, proc)
+    put(proc, 20, 11, ticks=777)
+    assert not is_alive(target, proc)
+    with pytest.raises(DsagentError, match="reused"):
+        check_alive(target, proc)
+    put(proc, 20, 11, state="Z")
+    assert not is_alive(target, proc)
+
+
+def test_a_shifted_monotonic_clock_is_refused(proc: Path) -> None:
+    (proc / "self").mkdir()
+    (proc / "self" / "timens_offsets").write_text("monotonic 0 0\nboottime 0 0\n")
+    offsets = proc / "20" / "timens_offsets"
+    offsets.write_text("monotonic           0         0\nboottime            0         0\n")
+    assert resolve(20, proc=proc, rings_of=rings(p20=1)).pid == 20
+    offsets.write_text("monotonic       86400         0\nboottime            0         0\n")
+    with pytest.raises(DsagentError, match="time namespace"):
+        resolve(20, proc=proc, rings_of=rings(p20=1))
