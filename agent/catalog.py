@@ -13,6 +13,8 @@ from dsagent.agent.engine_metrics import ENGINE_METRICS
 from dsagent.agent.metric import Metric
 from dsagent.instrumentation import names
 
+__all__ = ["CATALOGUE", "ENGINE_METRICS", "Metric"]  # and every metric by its name below
+
 OTHER = "~other"  # a label's value once its cap is reached
 MAX_LABEL_VALUES = 64  # different values of one label of one metric
 
