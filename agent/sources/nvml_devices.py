@@ -318,17 +318,17 @@ class NvmlSession:
             except pynvml.NVMLError as error:
                 self.unreachable.append(f"device {index}: {escape(str(error))}")
                 continue
-            slices = [_device(one, driver, claims) for one in _mig_handles(handle)]
-            device = _device(handle, driver, claims)
-            if device is not None and any(slices):
+            found: list[Device] = []
+            for one in (handle, *_mig_handles(handle)):
+                try:
+                    found.append(_device(one, driver, claims))
+                except pynvml.NVMLError as error:
+                    self.unreachable.append(f"device {index}: {escape(str(error))}")
+            if len(found) > 1 and found[0].handle is handle:
                 # Its slices say this of themselves; saying it twice would double every sum.
-                device.fields = tuple(one for one in FIELDS if one is not MEMORY)
-                device.counts_processes = False
-            for found in (device, *slices):
-                if found is None:
-                    self.unreachable.append(f"device {index}: it does not say its UUID")
-                elif not uuids or found.uuid in uuids:
-                    self.devices.append(found)
+                found[0].fields = tuple(one for one in FIELDS if one is not MEMORY)
+                found[0].counts_processes = False
+            self.devices += [device for device in found if not uuids or device.uuid in uuids]
 
     def read(self) -> list[Sample]:
         """One round over all devices. Raises NvmlLost when none of them answers any more."""
@@ -363,12 +363,10 @@ class NvmlSession:
             return  # it was not there any more: nothing is left to shut down
 
 
-def _device(handle: Any, driver: str | None, claims: Callable[[int], bool] | None) -> Device | None:
-    uuid = _text(pynvml.nvmlDeviceGetUUID, handle)
-    if uuid is None:
-        return None
+def _device(handle: Any, driver: str | None, claims: Callable[[int], bool] | None) -> Device:
+    """Raises NVMLError where the device does not say who it is."""
     known = {
-        "hw.id": uuid,
+        "hw.id": escape(pynvml.nvmlDeviceGetUUID(handle), 96),
         "hw.type": "gpu",
         "hw.name": _text(pynvml.nvmlDeviceGetName, handle),
         "hw.vendor": "NVIDIA",
