@@ -48,14 +48,13 @@ def serve(
         with _bind(host, port) as listener:
             loaded = load_model(model)
             tokenizer = load_tokenizer(loaded.tokenizer_source)
-            # Left to itself uvicorn warns on stderr about every malformed request.
-            logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+            _quieten()
             return asyncio.run(
                 _serve(
                     listener, loaded, tokenizer, config, observer, announce, limits or HttpLimits()
                 )
             )
-    except (_ListenError, ModelNotLoadable) as error:
+    except (_ServeError, ModelNotLoadable) as error:
         print(f"error: cannot serve {model}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # while loading
@@ -80,7 +79,11 @@ async def _serve(
         observer=observer,
         max_requests=limits.max_requests,
     )
-    engine = Engine(loaded, config, observer=observer, on_outputs=frontend.on_outputs)
+    try:
+        engine = Engine(loaded, config, observer=observer, on_outputs=frontend.on_outputs)
+    except (RuntimeError, MemoryError) as error:  # torch says the former for the latter
+        reason = str(error).partition("\n")[0] or "out of memory"
+        raise _ServeError(f"no room for the KV cache: {reason}") from error
     frontend.attach(engine)
     server = _Server(
         uvicorn.Config(
@@ -168,14 +171,14 @@ class _Stop:
         self._server.force_exit = True
 
 
-class _ListenError(Exception):
-    pass
+class _ServeError(Exception):
+    """Why it cannot begin, in one line."""
 
 
 def _bind(host: str, port: int) -> socket.socket:
     """Takes the port before the model is loaded, so that a clash shows at once.
 
-    Nobody is accepted before uvicorn listens. Raises _ListenError.
+    Nobody is accepted before uvicorn listens. Raises _ServeError.
     """
     listener: socket.socket | None = None
     try:
@@ -190,8 +193,16 @@ def _bind(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:  # the latter for a port beyond 65535
         if listener is not None:
             listener.close()
-        raise _ListenError(f"{host}:{port}: {error}") from error
+        raise _ServeError(f"{host}:{port}: {error}") from error
     return listener
+
+
+def _quieten() -> None:
+    """Left to itself uvicorn writes to stderr about malformed requests and gone clients:
+    strangers must not fill a log. What the application did wrong still shows."""
+    logger = logging.getLogger("uvicorn.error")
+    logger.setLevel(logging.ERROR)
+    logger.addFilter(lambda record: not record.getMessage().startswith("ASGI callable returned"))
 
 
 def _url(listener: socket.socket) -> str:
