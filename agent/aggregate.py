@@ -42,6 +42,7 @@ class Aggregate:
                 catalog.REQUEST_DURATION.name: limits.bounds_s("e2e"),
             }
         )
+        self._target: Target | None = None
         self._models: set[str] = set()
         self._samples: dict[tuple[str, frozenset[tuple[str, str]]], Sample] = {}
         self.start_unix_ns: int | None = None  # of the first batch
@@ -49,7 +50,9 @@ class Aggregate:
     def add(self, batch: Explained) -> None:
         if self.start_unix_ns is None:
             self.start_unix_ns = batch.anchor.unix(batch.now_ns)
-        self._set_target(batch.target)
+        if batch.target != self._target:
+            self._target = batch.target
+            self._show_target(batch.target)
         for account in batch.accounts:
             self._add_account(account, batch)
         for step in batch.steps:
@@ -89,7 +92,7 @@ class Aggregate:
         if not record.self_exported:
             self._observe_request(account, model, batch)
 
-    def _set_target(self, target: Target) -> None:
+    def _show_target(self, target: Target) -> None:
         attributes = resource_attributes(target, self._resource)
         labels = {k: str(v) for k, v in attributes.items() if k in catalog.TARGET_INFO.attributes}
         self._store.clear(catalog.TARGET_INFO)

@@ -151,16 +151,24 @@ class OtlpSink:
 
     def _enqueue(self, spans: list[Span], anchor: ClockAnchor) -> None:
         for span in spans:
-            message = span_message(span, anchor)
+            try:
+                message = span_message(span, anchor)
+            except (ValueError, OverflowError) as error:  # numbers another process made up
+                self._drop(f"a span that OTLP cannot hold: {error}")
+                continue
             size = message.ByteSize()
             is_full = len(self._queue) >= MAX_QUEUED_SPANS
             if is_full or self._queued_bytes + size > MAX_QUEUED_BYTES:
-                self._status = replace(self._status, dropped=self._status.dropped + 1)
+                self._drop("more spans than the back end takes")
                 continue
             self._queue.append((message, size))
             self._queued_bytes += size
         if len(self._queue) >= SPANS_PER_POST:
             self._lock.notify_all()
+
+    def _drop(self, reason: str) -> None:
+        status = self._status
+        self._status = replace(status, dropped=status.dropped + 1, reason=status.reason or reason)
 
     def _post_traces(self, poster: Poster) -> None:
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
@@ -19,6 +20,9 @@ from dsagent.agent.facts import ClockAnchor
 from dsagent.agent.series import Exemplar, Family, HistogramPoint, NumberPoint
 from dsagent.instrumentation import names
 from dsagent.instrumentation.spans import Link, Span, Value
+
+if TYPE_CHECKING:
+    from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 MAX_STRING_CHARS = 1024
 
@@ -45,9 +49,10 @@ def span_message(span: Span, anchor: ClockAnchor) -> trace_pb2.Span:
         kind=_KINDS[span.kind],
         start_time_unix_nano=anchor.unix(span.start_ns),
         end_time_unix_nano=anchor.unix(span.end_ns),
-        attributes=_attributes(span.attributes),
-        links=[_link(link) for link in span.links],
     )
+    _fill(message.attributes, span.attributes)
+    for link in span.links:
+        _add_link(message, link)
     if span.error is not None:
         message.status.code = trace_pb2.Status.STATUS_CODE_ERROR
         message.status.message = _text(span.error)
@@ -113,19 +118,19 @@ def _metric(family: Family, start_unix_ns: int, now_unix_ns: int) -> metrics_pb2
 def _number(
     point: NumberPoint, start_unix_ns: int, now_unix_ns: int
 ) -> metrics_pb2.NumberDataPoint:
-    return metrics_pb2.NumberDataPoint(
-        attributes=_attributes(dict(point.labels)),
+    message = metrics_pb2.NumberDataPoint(
         start_time_unix_nano=start_unix_ns,
         time_unix_nano=now_unix_ns,
         as_double=point.value,
     )
+    _fill(message.attributes, dict(point.labels))
+    return message
 
 
 def _histogram(
     point: HistogramPoint, start_unix_ns: int, now_unix_ns: int
 ) -> metrics_pb2.HistogramDataPoint:
-    return metrics_pb2.HistogramDataPoint(
-        attributes=_attributes(dict(point.labels)),
+    message = metrics_pb2.HistogramDataPoint(
         start_time_unix_nano=start_unix_ns,
         time_unix_nano=now_unix_ns,
         count=sum(point.counts),
@@ -134,6 +139,8 @@ def _histogram(
         explicit_bounds=point.bounds,
         exemplars=[_exemplar(e) for e in point.exemplars if e is not None],
     )
+    _fill(message.attributes, dict(point.labels))
+    return message
 
 
 def _exemplar(exemplar: Exemplar) -> metrics_pb2.Exemplar:
@@ -145,13 +152,13 @@ def _exemplar(exemplar: Exemplar) -> metrics_pb2.Exemplar:
     )
 
 
-def _link(link: Link) -> trace_pb2.Span.Link:
-    return trace_pb2.Span.Link(
+def _add_link(message: trace_pb2.Span, link: Link) -> None:
+    added = message.links.add(
         trace_id=link.trace_id.to_bytes(16, "big"),
         span_id=link.span_id.to_bytes(8, "big"),
-        attributes=_attributes(link.attributes),
         flags=_SAMPLED | _REMOTE_KNOWN,
     )
+    _fill(added.attributes, link.attributes)
 
 
 def _scope() -> common_pb2.InstrumentationScope:
@@ -159,26 +166,32 @@ def _scope() -> common_pb2.InstrumentationScope:
 
 
 def _resource(attributes: Mapping[str, str | int]) -> resource_pb2.Resource:
-    return resource_pb2.Resource(attributes=_attributes(attributes))
+    resource = resource_pb2.Resource()
+    _fill(resource.attributes, attributes)
+    return resource
 
 
-def _attributes(
-    attributes: Mapping[str, Value] | Mapping[str, str | int] | Mapping[str, str],
-) -> list[common_pb2.KeyValue]:
-    return [common_pb2.KeyValue(key=key, value=_value(v)) for key, v in attributes.items()]
+def _fill(
+    target: RepeatedCompositeFieldContainer[common_pb2.KeyValue], attributes: Mapping[str, Any]
+) -> None:
+    """`attributes`: of type Value. Filled in place: a third of the cost of messages to be copied,
+    and a step of 64 requests has 400 of them."""
+    for key, value in attributes.items():
+        _set(target.add(key=key).value, value)
 
 
-def _value(value: Value) -> common_pb2.AnyValue:
+def _set(target: common_pb2.AnyValue, value: Value) -> None:
     if isinstance(value, bool):
-        return common_pb2.AnyValue(bool_value=value)
-    if isinstance(value, int):
-        return common_pb2.AnyValue(int_value=value)
-    if isinstance(value, float):
-        return common_pb2.AnyValue(double_value=value)
-    if isinstance(value, str):
-        return common_pb2.AnyValue(string_value=_text(value))
-    values = [common_pb2.AnyValue(string_value=_text(item)) for item in value]
-    return common_pb2.AnyValue(array_value=common_pb2.ArrayValue(values=values))
+        target.bool_value = value
+    elif isinstance(value, int):
+        target.int_value = value
+    elif isinstance(value, float):
+        target.double_value = value
+    elif isinstance(value, str):
+        target.string_value = _text(value)
+    else:
+        for item in value:
+            target.array_value.values.add(string_value=_text(item))
 
 
 def _text(text: str) -> str:

@@ -290,3 +290,16 @@ def test_a_back_end_that_hangs_costs_bounded_memory_and_counted_drops() -> None:
         assert status.acknowledged == 0
         assert status.sent == status.failed > 0
         assert status.sent + status.dropped >= made
+
+
+def test_numbers_that_otlp_cannot_hold_are_dropped_and_counted() -> None:
+    with back_end(lambda _: (200, b"", {})) as server:
+        sink = traces_only(server.server_port)
+        sink.start()
+        sink.take(batch(steps=(step(2**64 - 1, ("kept",)),)))
+        sink.take(FULL)
+        sink.stop(10.0)
+    status = sink.status()
+    assert status.dropped == 1
+    assert "cannot hold" in status.reason
+    assert status.sent == status.acknowledged > 0
