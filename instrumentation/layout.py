@@ -32,13 +32,6 @@ MAX_SHARES = 1024
 MAX_RECORD_BYTES = 32 << 10
 
 # Offsets in the header, in bytes. BPF programs know the three running ones.
-MAGIC_AT = 0
-VERSION_ROLE_AT = 8  # u32 version, u32 role
-ENGINE_ID_AT = 16
-PID_TID_AT = 24  # u32 pid, u32 tid, as the writer itself knows them
-CAPACITY_AT = 32  # bytes, a power of two
-FLAGS_AT = 40
-CREATED_AT = 48  # ns
 RUNNING_STEP_AT = 64  # 0: idle
 RUNNING_START_AT = 72  # ns; 0 while the two words change
 HEARTBEAT_AT = 80  # ns
@@ -56,6 +49,10 @@ CHECKPOINTS_PER_LAP = 64
 CHECKPOINT_SLOTS = 128
 
 FLAG_EXPORTS_SPANS = 1
+
+# The part that never changes, at 0: magic, version, role, engine_id, pid and tid as the writer
+# knows them, capacity (bytes, a power of two), flags, when it was made (ns).
+HEADER = struct.Struct("<QIIQIIQQQ")
 
 MASK32 = (1 << 32) - 1
 

@@ -26,6 +26,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_OPEN = 65_536  # requests remembered between opening and closing
 _ATTEMPTS = 3  # at making a ring
+_RING_WAIT_S = 5.0  # for the loop's first sign of life
 
 P = ParamSpec("P")
 
@@ -116,6 +117,7 @@ class ReferenceObserver(StepObserver):
             )
             for role in (Role.FRONTEND, Role.SCHEDULER)
         }
+        self.watching = threading.Event()  # the loop has its ring: who attaches now finds it
         self._exporter = exporter
         self._contexts: dict[str, TraceContext] = {}  # of the open requests; front end only
 
@@ -178,6 +180,7 @@ class ReferenceObserver(StepObserver):
         writer = self.rings[Role.SCHEDULER].get()
         if writer is not None:
             writer.idle(time.monotonic_ns())
+        self.watching.set()
 
     @_kept_from_the_engine(Role.SCHEDULER)
     def close(self) -> None:
@@ -288,13 +291,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                 file=sys.stderr,
             )
             return 2
+    observer = ReferenceObserver(engine_id=engine_id, exporter=exporter)
+
+    def announce(url: str) -> None:
+        observer.watching.wait(_RING_WAIT_S)
+        print(f"listening on {url}", file=sys.stderr, flush=True)
+
     return serve(
         arguments.model,
         host=arguments.host,
         port=arguments.port,
         config=config,
-        observer=ReferenceObserver(engine_id=engine_id, exporter=exporter),
-        announce=lambda url: print(f"listening on {url}", file=sys.stderr, flush=True),
+        observer=observer,
+        announce=announce,
     )
 
 

@@ -103,7 +103,7 @@ def _status_numbers(path: str, field: str) -> list[int]:
                 if line.startswith(field + ":"):
                     return [int(word) for word in line.split()[1:] if word.isdigit()]
     except OSError:
-        pass
+        return []
     return []
 
 
@@ -132,30 +132,26 @@ def map_ring(candidate: RingCandidate) -> mmap.mmap:
 
 def read_header(words: memoryview, candidate: RingCandidate, data_bytes: int) -> RingHeader:
     """The fixed header of a mapped ring, checked. Raises RingRejected."""
-    if words[layout.MAGIC_AT // 8] != layout.MAGIC:
+    magic, version, role, engine_id, pid, tid, capacity, flags, created_ns = (
+        layout.HEADER.unpack_from(words)
+    )
+    if magic != layout.MAGIC:
         raise RingRejected("its header is not a ring's")
-    version_role = words[layout.VERSION_ROLE_AT // 8]
-    version = version_role & layout.MASK32
     if version != layout.VERSION:
         raise RingRejected(f"it has version {version}; this agent reads version {layout.VERSION}")
-    capacity = words[layout.CAPACITY_AT // 8]
     if capacity != data_bytes or capacity & (capacity - 1):
         raise RingRejected(f"its header claims a capacity of {capacity} bytes, it has {data_bytes}")
-    try:
-        role = Role(version_role >> 32)
-    except ValueError as error:
-        raise RingRejected(f"its role is {version_role >> 32}") from error
-    pid_tid = words[layout.PID_TID_AT // 8]
-    pid, tid = pid_tid & layout.MASK32, pid_tid >> 32
+    if role not in set(Role):
+        raise RingRejected(f"its role is {role}")
     return RingHeader(
         version=version,
-        role=role,
-        engine_id=words[layout.ENGINE_ID_AT // 8],
+        role=Role(role),
+        engine_id=engine_id,
         pid=_own_pid(candidate.pid, pid),
         tid=_outer_tid(candidate.pid, tid),
         capacity_bytes=capacity,
-        exports_spans=bool(words[layout.FLAGS_AT // 8] & layout.FLAG_EXPORTS_SPANS),
-        created_ns=words[layout.CREATED_AT // 8],
+        exports_spans=bool(flags & layout.FLAG_EXPORTS_SPANS),
+        created_ns=created_ns,
     )
 
 

@@ -8,7 +8,9 @@ first thing it writes.
 Words that others read while they change are stored through
 `memoryview.cast("Q")`, one aligned 8-byte store each. A record becomes visible
 by three of them around a copy: the reserved position first (whoever reads those
-bytes now knows that they change), the bytes, the head last.
+bytes now knows that they change), the bytes, the head last. Where a machine
+lets others see stores in another order, the CRC of what is read early is wrong
+and the record is counted as rejected.
 """
 
 from __future__ import annotations
@@ -55,30 +57,37 @@ class KeyCache(dict[str, int]):
 
 
 class _Memory:
-    """The memory file: made, allocated whole (so that a full machine fails here and not in a
-    store, by SIGBUS), mapped and sealed."""
+    """The memory file, mapped. Whole from the start: it is sealed as soon as it has its header,
+    since a reader may come at any time, and allocated before anything is stored, so that a full
+    machine fails here and not in a store, by SIGBUS."""
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, header: bytes, capacity_bytes: int) -> None:
         size = layout.HEADER_BYTES + capacity_bytes
-        fd = os.memfd_create(layout.RING_NAME, os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        # Kept open beside the map's own duplicate: a reader may be about to open this number.
+        self._fd = os.memfd_create(layout.RING_NAME, os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
         try:
-            os.posix_fallocate(fd, 0, size)
-            fcntl.fcntl(
-                fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-            )
-            self.inode = os.fstat(fd).st_ino
-            self.map = mmap.mmap(fd, size)  # keeps a duplicate of the descriptor
-        finally:
-            os.close(fd)
-        whole = memoryview(self.map)
+            os.ftruncate(self._fd, size)
+            os.pwrite(self._fd, header, 0)
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals)
+            os.posix_fallocate(self._fd, 0, size)
+            self.inode = os.fstat(self._fd).st_ino
+            self._map = mmap.mmap(self._fd, size)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        whole = memoryview(self._map)
         self.words = whole[: layout.HEADER_BYTES].cast("Q")
         self.data = whole[layout.HEADER_BYTES :]
         whole.release()
+        # Mapped in now: a BPF program that reads it cannot wait for a page fault.
+        self.words[layout.RUNNING_STEP_AT // 8] = 0
 
     def close(self) -> None:
         self.words.release()
         self.data.release()
-        self.map.close()
+        self._map.close()
+        os.close(self._fd)
 
 
 class RingWriter:
@@ -116,21 +125,23 @@ class RingWriter:
 
     def _open(self) -> _Memory:
         """A fresh ring for this process and thread."""
-        memory = _Memory(self._capacity)
-        words = memory.words
+        header = layout.HEADER.pack(
+            layout.MAGIC,
+            layout.VERSION,
+            self._role,
+            self._engine_id,
+            os.getpid(),
+            threading.get_native_id(),
+            self._capacity,
+            layout.FLAG_EXPORTS_SPANS * self._exports_spans,
+            time.monotonic_ns(),
+        )
+        memory = _Memory(header, self._capacity)
         self._position = 0  # units written since the ring was made
         self._sequence = 0
         self._next_checkpoint = 0
         self._failures_in_a_row = 0
         self._on = True
-        words[layout.VERSION_ROLE_AT // 8] = layout.VERSION | self._role << 32
-        words[layout.ENGINE_ID_AT // 8] = self._engine_id
-        words[layout.PID_TID_AT // 8] = os.getpid() | threading.get_native_id() << 32
-        words[layout.CAPACITY_AT // 8] = self._capacity
-        words[layout.FLAGS_AT // 8] = layout.FLAG_EXPORTS_SPANS * self._exports_spans
-        words[layout.CREATED_AT // 8] = time.monotonic_ns()
-        # Last, since with it the ring is valid.
-        words[layout.MAGIC_AT // 8] = layout.MAGIC
         self._memory = memory
         return memory
 

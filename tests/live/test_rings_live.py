@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -102,9 +103,9 @@ class Child:
 
 
 @contextmanager
-def child(script: str) -> Iterator[Child]:
+def child(script: str, *launcher: str) -> Iterator[Child]:
     process = subprocess.Popen(
-        [sys.executable, "-c", WRITER + textwrap.dedent(script)],
+        [*launcher, sys.executable, "-c", WRITER + textwrap.dedent(script)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
@@ -281,6 +282,40 @@ def test_a_ring_that_was_only_inherited_is_not_the_childs() -> None:
         with pytest.raises(RingRejected, match=f"made by another process .{writing.pid}."):
             RingReader.open(candidate)
         writing.tell("x")
+
+
+def test_ids_from_a_container_are_told_as_we_see_them() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may make a pid namespace")
+    with child(
+        """
+        import threading
+        ring.close()
+        def work():
+            global ring
+            ring = RingWriter(role=Role.SCHEDULER, engine_id=1, capacity_bytes=128 << 10)
+            step(1)
+            say("wrote", os.getpid(), threading.get_native_id())
+            sys.stdin.readline()
+        threading.Thread(target=work).start()
+        """,
+        "unshare",
+        "--pid",
+        "--fork",
+        "--kill-child",
+    ) as writing:
+        word, inner_pid, inner_tid = writing.heard()
+        assert (word, inner_pid) == ("wrote", "1")
+        children = f"/proc/{writing.pid}/task/{writing.pid}/children"
+        pid = int(Path(children).read_text(encoding="ascii"))
+        reader = attach(pid)
+        assert reader.header.pid == pid
+        assert reader.header.tid not in (pid, int(inner_tid))
+        assert str(reader.header.tid) in os.listdir(f"/proc/{pid}/task")
+        (step,) = reader.read()
+        assert isinstance(step, Step)
+        assert (step.pid, step.tid) == (reader.header.pid, reader.header.tid)
+        reader.close()
 
 
 def test_a_hostile_owner_that_truncates_cannot_kill_us() -> None:
