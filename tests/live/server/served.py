@@ -46,9 +46,9 @@ class Served:
                 self.events.append(json.loads(line))
                 self._changed.notify_all()
 
-    def wait(self, wanted: Callable[[Event], bool], *, since: int = 0) -> Event:
-        """The first event like that at or after place `since`, come or still to come."""
-        return self.events[self._place(wanted, since)]
+    def wait(self, wanted: Callable[[Event], bool]) -> Event:
+        """The first event like that, come or still to come."""
+        return self.events[self._place(wanted, 0)]
 
     def _place(self, wanted: Callable[[Event], bool], since: int) -> int:
         deadline = time.monotonic() + PATIENCE_S
@@ -62,9 +62,9 @@ class Served:
                 assert time.monotonic() < deadline, "it did not happen"
                 self._changed.wait(1.0)
 
-    def opened(self, *, since: int) -> str:
-        """The id of the next request that came in."""
-        event = self.wait(lambda event: event["event"] == "opened", since=since)
+    def opened(self, name: str) -> str:
+        """The id of the request that was sent with `x-request-id: name`."""
+        event = self.wait(lambda event: event["event"] == "opened" and event["external_id"] == name)
         return str(event["request_id"])
 
     def closed(self, request_id: str) -> Event:
@@ -81,8 +81,8 @@ class Served:
 
     def idle_after(self, request_id: str) -> Event:
         """The engine's stats once it has nothing to run, that request included."""
-        since = self.first_step(request_id)
-        return self.wait(lambda event: event["event"] == "idle", since=since)
+        place = self._place(lambda event: event["event"] == "idle", self.first_step(request_id))
+        return self.events[place]
 
     def connect(self, *, receive_bytes: int | None = None) -> socket.socket:
         client = socket.socket()
@@ -120,8 +120,10 @@ class Served:
         self.close()
 
 
-def post(path: str, body: bytes | dict[str, Any], *headers: str) -> bytes:
-    """A request as it goes over the wire."""
+def post(path: str, body: bytes | dict[str, Any], *headers: str, name: str = "") -> bytes:
+    """A request as it goes over the wire; `name` tells it from the others (see `opened`)."""
+    if name:
+        headers = (*headers, f"x-request-id: {name}")
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(raw)}", *headers, "", ""]
     return "\r\n".join(lines).encode() + raw

@@ -257,10 +257,9 @@ def test_an_endless_upload_is_cut(served: Served) -> None:
 
 
 def test_a_client_that_leaves_while_uploading(served: Served) -> None:
-    since = len(served.events)
     with served.connect() as client:
-        client.sendall(post("/v1/completions", GOOD)[:-1])
-    life = served.wait(lambda event: event["event"] == "closed", since=since)
+        client.sendall(post("/v1/completions", GOOD, name="leaves early")[:-1])
+    life = served.closed(served.opened("leaves early"))
     assert life["error"] == "client_disconnect"
 
 
@@ -269,10 +268,10 @@ LONG = GOOD | {"max_tokens": 2000, "ignore_eos": True}
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_is_aborted_within_one_step(served: Served, stream: bool) -> None:
-    since = len(served.events)
+    name = f"leaves, {stream}"
     with served.connect() as client:
-        client.sendall(post("/v1/completions", LONG | {"stream": stream}))
-        request_id = served.opened(since=since)
+        client.sendall(post("/v1/completions", LONG | {"stream": stream}, name=name))
+        request_id = served.opened(name)
         served.first_step(request_id)
         if stream:
             assert client.recv(100).startswith(b"HTTP/1.1 200 OK")
@@ -280,22 +279,22 @@ def test_a_client_that_leaves_is_aborted_within_one_step(served: Served, stream:
     assert (life["finish_reason"], life["error"]) == ("abort", "client_disconnect")
     stats = served.idle_after(request_id)
     assert (stats["running"], stats["waiting"], stats["kv_blocks_used"]) == (0, 0, 0)
-    steps = [e for e in served.events[since:] if e["event"] == "step"]
+    steps = [e for e in served.events if e["event"] == "step"]
     late = [e for e in steps if request_id in e["served"] and e["start_ns"] > life["sent_ns"]]
     assert len(late) <= 1
     assert life["output_tokens"] < 2000
 
 
 def test_a_client_that_reads_slowly_holds_up_nobody(served: Served, client: openai.OpenAI) -> None:
-    since = len(served.events)
+    ask_slowly = post("/v1/completions", LONG | {"stream": True}, "connection: close", name="slow")
     with served.connect(receive_bytes=4096) as slow:
-        slow.sendall(post("/v1/completions", LONG | {"stream": True}, "connection: close"))
-        request_id = served.opened(since=since)
+        slow.sendall(ask_slowly)
+        request_id = served.opened("slow")
         served.idle_after(request_id)  # all of its tokens are made, though nobody reads them
         answer = client.completions.create(**GOOD, max_tokens=4)
         quick = served.closed(answer.id)
         assert not any(
-            e["event"] == "closed" and e["request_id"] == request_id for e in served.events[since:]
+            e["event"] == "closed" and e["request_id"] == request_id for e in served.events
         )
         whole = read_all(slow)
     assert b"data: [DONE]" in whole

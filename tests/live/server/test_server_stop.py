@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from served import Served, post
 
-LONG = {"model": "tiny-llama", "prompt": "x", "max_tokens": 2000, "ignore_eos": True}
+LONG = {"model": "tiny-llama", "prompt": "x", "max_tokens": 600, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -23,10 +23,11 @@ def served() -> Iterator[Served]:
 
 def held_request(served: Served) -> socket.socket:
     """A request that has been computed, and stays inside until its client reads."""
-    since = len(served.events)
     client = served.connect(receive_bytes=4096)
-    client.sendall(post("/v1/completions", LONG | {"stream": True}, "connection: close"))
-    served.idle_after(served.opened(since=since))
+    client.sendall(
+        post("/v1/completions", LONG | {"stream": True}, "connection: close", name="held")
+    )
+    served.idle_after(served.opened("held"))
     return client
 
 
@@ -48,10 +49,8 @@ def test_sigterm_drains(served: Served) -> None:
     with held_request(served) as client:
         served.process.send_signal(signal.SIGTERM)
         until_draining(served)
-        since = len(served.events)
-        assert status_of(served, post("/v1/completions", LONG)) == 503
-        refused = served.wait(lambda event: event["event"] == "closed", since=since)
-        assert refused["error"] == "unavailable"
+        assert status_of(served, post("/v1/completions", LONG, name="late")) == 503
+        assert served.closed(served.opened("late"))["error"] == "unavailable"
         whole = b"".join(iter(lambda: client.recv(65536), b""))
     assert whole.startswith(b"HTTP/1.1 200 OK")
     assert b'"finish_reason":"length"' in whole
