@@ -123,7 +123,8 @@ class Aggregate:
 
         observed = (
             (catalog.TIME_TO_FIRST_TOKEN, record.ttft_ns, labels),
-            (catalog.TIME_PER_OUTPUT_TOKEN, record.tpot_ns, labels),
+            # 0: the whole reply went out in one piece, so there is nothing to measure.
+            (catalog.TIME_PER_OUTPUT_TOKEN, record.tpot_ns or None, labels),
             (
                 catalog.REQUEST_DURATION,
                 account.e2e_ns,

@@ -104,7 +104,7 @@ class Sampler:
         stands_out = [
             spread.stands_out(value_ns)
             for spread, value_ns in ((usual.ttft, record.ttft_ns), (usual.tpot, record.tpot_ns))
-            if value_ns is not None
+            if value_ns  # a TPOT of 0: the whole reply went out in one piece
         ]
         return any(stands_out)
 

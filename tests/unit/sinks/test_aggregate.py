@@ -88,9 +88,10 @@ def test_absent_times_are_not_observed() -> None:
     assert ("error.type", "invalid_request") in histogram(state, catalog.REQUEST_DURATION).labels
 
 
-def test_one_token_has_no_time_per_token() -> None:
+@pytest.mark.parametrize("changes", [{"output_tokens": 1}, {"first_sent_ns": 2001 * S}])
+def test_one_token_or_one_piece_has_no_time_per_token(changes: dict[str, int]) -> None:
     state = aggregate()
-    state.add(batch(accounts=(account(output_tokens=1),)))
+    state.add(batch(accounts=(account(**changes),)))
     assert family(state, catalog.TIME_PER_OUTPUT_TOKEN) is None
 
 

@@ -1,0 +1,57 @@
+"""Writes what is generated in docs/: the tables of a recording and the catalogue of metrics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dsagent.agent.catalog import (
+    AGENT_METRICS,
+    ENGINE_METRICS,
+    GPU_METRICS,
+    PROCESS_METRICS,
+    REQUEST_METRICS,
+    STEP_METRICS,
+)
+from dsagent.agent.metric import prometheus_label
+from dsagent.agent.sinks.schema import document
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+MARKER = "<!-- generated from here on by scripts/docs.py -->\n"
+
+GROUPS = {
+    "Requests": REQUEST_METRICS,
+    "Engine steps": STEP_METRICS,
+    "The agent itself": AGENT_METRICS,
+    "Devices": GPU_METRICS,
+    "Processes": PROCESS_METRICS,
+    "Of the reference engine's own /metrics": ENGINE_METRICS,
+}
+
+
+def metrics() -> str:
+    lines = []
+    for title, group in GROUPS.items():
+        lines += [f"## {title}", "", "| OTLP | Prometheus | kind, unit | labels | meaning |"]
+        lines.append("|---|---|---|---|---|")
+        for metric in group:
+            labels = ", ".join(prometheus_label(name) for name in metric.attributes)
+            lines.append(
+                f"| {metric.name} | {metric.prometheus} | {metric.kind}, {metric.unit} "
+                f"| {labels} | {metric.description} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def generated() -> dict[Path, str]:
+    """What each file should hold: its written beginning, then what is generated."""
+    ends = {DOCS / "schemas.md": document(), DOCS / "metrics.md": metrics()}
+    return {
+        path: f"{path.read_text(encoding='utf-8').partition(MARKER)[0]}{MARKER}\n{end}"
+        for path, end in ends.items()
+    }
+
+
+if __name__ == "__main__":
+    for path, text in generated().items():
+        path.write_text(text, encoding="utf-8")
