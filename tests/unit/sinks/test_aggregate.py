@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import made
 import pytest
 from made import MS, S, account, batch, step
@@ -89,7 +91,7 @@ def test_absent_times_are_not_observed() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"output_tokens": 1}, {"first_sent_ns": 2001 * S}])
-def test_one_token_or_one_piece_has_no_time_per_token(changes: dict[str, int]) -> None:
+def test_one_token_or_one_piece_has_no_time_per_token(changes: dict[str, Any]) -> None:
     state = aggregate()
     state.add(batch(accounts=(account(**changes),)))
     assert family(state, catalog.TIME_PER_OUTPUT_TOKEN) is None

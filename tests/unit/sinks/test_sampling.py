@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from made import MS, account
@@ -13,7 +14,7 @@ from dsagent.agent.sampling import MAX_RATE, MIN_RATE, Decision, Sampler, is_wit
 RNG_SEED = 7
 
 
-def no_context(name: str, low_bits: int = 0, **changes: object) -> Account:
+def no_context(name: str, low_bits: int = 0, **changes: Any) -> Account:
     """`low_bits`: the random part of the trace id; 0 is never within a rate below 1."""
     return account(name, trace_id=(1 << 127) | low_bits, sampled=None, **changes)
 
