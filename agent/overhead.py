@@ -88,16 +88,16 @@ class OverheadMeter:
         return True
 
     def _ratio(self, begin: Costs, end: Costs) -> float:
-        """BPF programs take a share of all CPUs of the target; the hooks, and waiting for us,
-        delay it one for one."""
+        """The BPF programs and we take a share of the CPUs that the target may use; the hooks
+        delay its loop one for one."""
         elapsed_ns = max(1, end.now_ns - begin.now_ns)
-        shared_ns = float(end.kernel_ns - begin.kernel_ns)
-        delay_ns = end.hooks_ns - begin.hooks_ns
+        taken_ns = float(end.kernel_ns - begin.kernel_ns)
         if self.sees_displacement:
-            delay_ns += end.displaced_ns - begin.displaced_ns
+            taken_ns += end.displaced_ns - begin.displaced_ns
         else:
-            shared_ns += (end.agent_cpu_ns - begin.agent_cpu_ns) * self._overlap_ratio
-        return shared_ns / (elapsed_ns * self._target_cpus) + delay_ns / elapsed_ns
+            taken_ns += (end.agent_cpu_ns - begin.agent_cpu_ns) * self._overlap_ratio
+        hooks_ns = end.hooks_ns - begin.hooks_ns
+        return taken_ns / (elapsed_ns * self._target_cpus) + hooks_ns / elapsed_ns
 
     @property
     def ratio(self) -> float:

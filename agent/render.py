@@ -137,9 +137,9 @@ def _delayed_by(document: Document) -> RenderableType:
     table.add_column(overflow="fold")
     table.add_column(style="dim", no_wrap=True)
     ranked = sorted(document["delayed_by"], key=lambda each: -each["ns"])
-    for each in ranked[:8]:
+    for each in ranked[:5]:
         table.add_row(ms(each["ns"]), f"request {escape(each['request_id'])}", each["cause"])
-    left = ranked[8:]
+    left = ranked[5:]
     if left:
         table.add_row(ms(sum(each["ns"] for each in left)), f"{len(left)} more", "")
     return Group(Text("Delayed by"), table)

@@ -20,7 +20,7 @@ from dsagent.agent.facts import Event, Facts, Readings, Sample, SourceStatus, Ta
 from dsagent.agent.feeds import Feeds
 from dsagent.agent.ledger import BYS, KEEP_NS, Ledger
 from dsagent.agent.outlets import Outlets
-from dsagent.agent.overhead import OverheadMeter, give_way, hooks_ns
+from dsagent.agent.overhead import OverheadMeter, hooks_ns
 from dsagent.agent.sinks.base import Explained, Sink, SinkStatus
 from dsagent.agent.target import check_alive
 from dsagent.agent.ticker import Ticker
@@ -120,7 +120,6 @@ class Session:
         check_alive(self.target)
         self._begin(time.monotonic_ns())
         self._on_attached()
-        give_way()
         ticker = Ticker(TICK_NS, self._attached_ns)
         while not self._stopping and not self._target_ended:
             now_ns = time.monotonic_ns()
@@ -249,6 +248,7 @@ class Session:
     def _finish(self) -> dict[str, Any]:
         """The last readings, and every account that can still be made of them."""
         ended_ns = time.monotonic_ns()
+        self._feeds.steps.look_again()
         self._pass_on(ended_ns, ended_ns + SETTLE_NS)
         self._overhead.update(time.monotonic_ns(), self._feeds.kernel_cost_ns(), self._hooks_ns())
         pss_bytes = procfs.pss_bytes(os.getpid())

@@ -60,6 +60,7 @@ def attach(
     """
     from dsagent.agent import settings, terminal
     from dsagent.agent.outlets import OutletOptions, make_sinks
+    from dsagent.agent.overhead import give_way
     from dsagent.agent.session import Session
     from dsagent.agent.target import resolve
 
@@ -74,14 +75,19 @@ def attach(
         prometheus=prometheus,
     )
     progress = terminal.Progress()
+
+    def on_attached() -> None:
+        give_way()
+        progress.say(
+            f"attached to {target.comm} (pid {target.pid}), engine {target.engine}; Ctrl-C ends it"
+        )
+
     session = Session(
         target,
         make_sinks(options, target),
         duration_s=duration,
         max_overhead_ratio=max_overhead_ratio,
-        on_attached=lambda: progress.say(
-            f"attached to {target.comm} (pid {target.pid}), engine {target.engine}; Ctrl-C ends it"
-        ),
+        on_attached=on_attached,
         on_live=progress.show,
     )
     with terminal.stopping_on_signals(session.stop), progress:

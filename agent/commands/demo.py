@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from dsagent.agent.session import Session
 
 READY_S = 120.0
+# A show of everything, not a production server: nothing is stepped down for being dear.
+MAX_OVERHEAD_RATIO = 0.05
 
 
 def demo(
@@ -34,6 +36,7 @@ def demo(
     """
     from dsagent.agent import terminal
     from dsagent.agent.children import Child
+    from dsagent.agent.overhead import give_way
     from dsagent.agent.session import Session
     from dsagent.agent.target import resolve
 
@@ -57,8 +60,14 @@ def demo(
                     )
                 )
                 load[0].on_exit(session.stop)
+                give_way()  # only now: the children are to run as usual
 
-            session = Session(resolve(engine.pid), on_attached=send_load, on_live=progress.show)
+            session = Session(
+                resolve(engine.pid),
+                max_overhead_ratio=MAX_OVERHEAD_RATIO,
+                on_attached=send_load,
+                on_live=progress.show,
+            )
             stopper.then(session.stop)
             try:
                 summary = session.run()

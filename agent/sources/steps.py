@@ -72,8 +72,18 @@ class StepsSource:
             for record in reader.read(max_records=MAX_RECORDS_A_POLL):
                 self._sort(record, readings)
             self._lapped_last_poll |= reader.counters.lapped > lapped_before
+        if readings.steps and not self._sees(Role.FRONTEND):
+            # Steps serve requests: the front end has made its ring since we last looked.
+            self.look_again()
         self._cost_ns += time.thread_time_ns() - started_ns
         return readings
+
+    def look_again(self) -> None:
+        """Look for new rings at the next poll, without waiting for the second to be over."""
+        self._next_discovery_ns = 0
+
+    def _sees(self, role: Role) -> bool:
+        return any(reader.header.role is role for reader in self._rings.values())
 
     def _sort(
         self, record: Step | RankStep | RequestOpen | RequestRecord, readings: Readings

@@ -42,7 +42,7 @@ def test_with_the_kernel_only_what_the_target_waited_for_counts(
     cpu_ns[0] = S
     meter.add_facts(facts)
     meter.update(10 * S, kernel_ns=0, hooks_ns=0)
-    assert meter.ratio == pytest.approx(0.002)
+    assert meter.ratio == pytest.approx(0.001)
     assert meter.agent_cpu_ratio == pytest.approx(0.1)
 
 
