@@ -154,9 +154,10 @@ class RequestRecord:
 
     @property
     def tpot_ns(self) -> float | None:
-        """(e2e − TTFT) / (output tokens − 1); None for one-token replies."""
+        """(e2e − TTFT) / (output tokens − 1); None for one-token replies and for those sent whole,
+        which tell nothing of the time between tokens."""
         ttft_ns = self.ttft_ns
-        if ttft_ns is None or self.output_tokens <= 1:
+        if ttft_ns is None or self.output_tokens <= 1 or ttft_ns >= self.e2e_ns:
             return None
         return (self.e2e_ns - ttft_ns) / (self.output_tokens - 1)
 
