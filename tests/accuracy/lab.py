@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,11 @@ class Engine:
 
 
 def _follow(stream: Any, lines: list[str], wanted: re.Pattern[str], seen: threading.Event) -> None:
-    for line in stream:
-        lines.append(line)
-        if wanted.search(line):
-            seen.set()
+    with suppress(ValueError):  # closed by whoever ended the process
+        for line in stream:
+            lines.append(line)
+            if wanted.search(line):
+                seen.set()
     seen.set()  # it ended; whoever waits looks at the lines
 
 
@@ -67,6 +68,14 @@ def _wait_for(process: subprocess.Popen[str], wanted: str) -> tuple[list[str], r
     return lines, match
 
 
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+
+
 @contextmanager
 def engine(model: str, *flags: str) -> Iterator[Engine]:
     command = [sys.executable, "-m", "dsagent.instrumentation.reference"]
@@ -77,8 +86,7 @@ def engine(model: str, *flags: str) -> Iterator[Engine]:
         yield Engine(process, match[1], int(match[2]), model)
     finally:
         process.send_signal(signal.SIGCONT)
-        process.kill()
-        process.wait()
+        _end(process)
 
 
 @dataclass(slots=True)
@@ -105,8 +113,7 @@ def agent(pid: int, directory: Path) -> Iterator[Observed]:
         observed.summary = json.loads(output)
         observed.accounts = {a.trace_id: a for a in read_accounts(directory, None)}
     finally:
-        process.kill()
-        process.wait()
+        _end(process)
 
 
 @dataclass(slots=True)

@@ -122,7 +122,7 @@ def test_nothing_was_lost_and_all_were_accounted_for(run: Run) -> None:
     assert run.observed.summary["uncounted_losses"] == 0
     states = {s["name"]: s["state"] for s in run.observed.summary["sources"]}
     assert states["steps"] == "ok"
-    assert states["kernel"] == "ok"
+    assert states["kernel"] == "ok", run.observed.summary
 
 
 def test_a_stopped_process_is_the_stop_and_its_size_is_right(run: Run) -> None:
