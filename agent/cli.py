@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-import typer
+try:
+    import typer
+except ModuleNotFoundError:
+    sys.exit("dsagent: the commands need more packages: pip install 'dsagent[agent]'")
 
 from dsagent.agent import settings
 from dsagent.agent.errors import FINDINGS, USAGE, DsagentError
 from dsagent.agent.procfs import escape
 
+INTERRUPTED = 128 + signal.SIGINT
 COMMANDS = ("serve", "attach", "explain", "why", "doctor", "demo")
 
 EPILOG = (
@@ -69,7 +74,6 @@ def build(argv: Sequence[str]) -> tuple[typer.Typer, list[str]]:
         assert command is not None
         function = _function(command)
         names = settings.option_names(function)
-        settings.hide_variables(function)
         app.command(
             command,
             context_settings={
@@ -84,25 +88,31 @@ def run(argv: Sequence[str]) -> int:
     """Runs one command line and returns its exit code; what went wrong is one line on stderr."""
     try:
         app, arguments = build(argv)
-        if not arguments:
-            arguments = ["--help"]
-        result = app(arguments, standalone_mode=False, prog_name="dsagent")
-    except DsagentError as error:
-        return _complain(str(error), error.exit_code)
-    except typer.TyperException as error:
-        return _complain(error.format_message(), USAGE)
+        result = app(arguments or ["--help"], standalone_mode=False, prog_name="dsagent")
     except (KeyboardInterrupt, typer.Abort):
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader (a pager, head) has gone; Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # noqa: BLE001 - the outermost frame: a person gets a line
-        if os.environ.get("DSAGENT_DEBUG") == "1":
-            traceback.print_exc()
-        text = f"internal error: {type(error).__name__}: {error} (DSAGENT_DEBUG=1 shows where)"
-        return _complain(text, FINDINGS)
+        return _complain(*_message(error))
     return result if isinstance(result, int) else 0
+
+
+def _message(error: Exception) -> tuple[str, int]:
+    """What to say of an error, and the exit code."""
+    match error:
+        case DsagentError():
+            return str(error), error.exit_code
+        case typer.TyperException():
+            return error.format_message(), USAGE
+        case ModuleNotFoundError() if not (error.name or "dsagent").startswith("dsagent"):
+            return f"this needs the package {error.name}: pip install 'dsagent[agent]'", FINDINGS
+    if os.environ.get("DSAGENT_DEBUG") == "1":
+        traceback.print_exception(error)
+    text = f"internal error: {type(error).__name__}: {error} (DSAGENT_DEBUG=1 shows where)"
+    return text, FINDINGS
 
 
 def _complain(message: str, exit_code: int) -> int:

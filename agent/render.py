@@ -106,7 +106,8 @@ def _notes(document: Document) -> list[str]:
 def _parts(parts: Sequence[Document], unattributed_ns: int, total_ns: int) -> Table:
     table = _bars()
     total_ns = max(1, total_ns)
-    shown = [part for part in parts if part["ns"] / total_ns >= _SMALL_RATIO]
+    small = [part for part in parts if part["ns"] / total_ns < _SMALL_RATIO]
+    shown = parts if len(small) == 1 else [part for part in parts if part not in small]
     for part in sorted(shown, key=lambda part: -part["ns"]):
         style = "red" if part["culprits"] else "cyan"
         _bar_row(table, part["ns"], part["ns"] / total_ns, style, part["cause"], how_text(part))
@@ -138,11 +139,11 @@ def _delayed_by(document: Document) -> RenderableType:
     table.add_column(style="dim", no_wrap=True)
     ranked = sorted(document["delayed_by"], key=lambda each: -each["ns"])
     for each in ranked[:5]:
-        table.add_row(ms(each["ns"]), f"request {escape(each['request_id'])}", each["cause"])
+        table.add_row(ms(each["ns"]), escape(each["request_id"]), each["cause"])
     left = ranked[5:]
     if left:
         table.add_row(ms(sum(each["ns"] for each in left)), f"{len(left)} more", "")
-    return Group(Text("Delayed by"), table)
+    return Group(Text("Delayed by these requests"), table)
 
 
 def _others(others: Sequence[Document]) -> Text:

@@ -8,6 +8,7 @@ silently nothing.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import tomllib
+import typer
 from typer.models import OptionInfo
 
 from dsagent.agent.errors import USAGE, DsagentError
@@ -23,6 +25,9 @@ DEFAULT_FILE = Path("/etc/dsagent/dsagent.toml")
 ENV_PREFIX = "DSAGENT"
 MAX_FILE_BYTES = 1 << 20
 PROMETHEUS_DEFAULT = "127.0.0.1:9464"
+
+# A command's option. Its variable follows from its name: the help says so once, not each time.
+option = functools.partial(typer.Option, show_envvar=False)
 
 
 def take_config_flag(argv: Sequence[str]) -> tuple[list[str], str | None]:
@@ -70,12 +75,6 @@ def _options(function: Callable[..., Any]) -> dict[str, OptionInfo]:
 def option_names(function: Callable[..., Any]) -> frozenset[str]:
     """The settings of one command: its options, as its function's parameters name them."""
     return frozenset(_options(function))
-
-
-def hide_variables(function: Callable[..., Any]) -> None:
-    """The variable of each option follows from its name; the help says so once, not each time."""
-    for option in _options(function).values():
-        option.show_envvar = False
 
 
 def load(named: str | None, known: Iterable[str]) -> Mapping[str, Any]:

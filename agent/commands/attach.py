@@ -7,29 +7,31 @@ from typing import Annotated, Literal
 
 import typer
 
+from dsagent.agent.settings import option
+
 
 def attach(
     pid: Annotated[int, typer.Argument(metavar="PID", min=1, help="Any process of the server.")],
     record: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write a recording into this folder.")
+        Path | None, option(metavar="DIR", help="Write a recording into this folder.")
     ] = None,
     record_max_bytes: Annotated[
-        int, typer.Option(metavar="BYTES", min=1 << 20, help="The oldest goes beyond this.")
+        int, option(metavar="BYTES", min=1 << 20, help="The oldest goes beyond this.")
     ] = 512 << 20,
     duration: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", min=0.1, help="End so long after attaching."),
+        option(metavar="SECONDS", min=0.1, help="End so long after attaching."),
     ] = None,
     slo: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Latency limits; none without it.")
+        Path | None, option(metavar="FILE", help="Latency limits; none without it.")
     ] = None,
     step_spans: Annotated[
         Literal["worst", "all"],
-        typer.Option(metavar="worst|all", help="Steps that become spans of a request's trace."),
+        option(metavar="worst|all", help="Steps that become spans of a request's trace."),
     ] = "worst",
     otlp_endpoint: Annotated[
         str | None,
-        typer.Option(
+        option(
             metavar="URL",
             help="Send traces and metrics there by OTLP over HTTP; "
             "OTEL_EXPORTER_OTLP_ENDPOINT says the same.",
@@ -37,16 +39,12 @@ def attach(
     ] = None,
     prometheus: Annotated[
         str | None,
-        typer.Option(
-            metavar="[HOST:PORT]", help="Answer scrapes; without an address at 127.0.0.1:9464."
-        ),
+        option(metavar="[HOST:PORT]", help="Answer scrapes; without an address at 127.0.0.1:9464."),
     ] = None,
     max_overhead: Annotated[
-        str, typer.Option(metavar="PERCENT", help="Step down where watching costs more.")
+        str, option(metavar="PERCENT", help="Step down where watching costs more.")
     ] = "1%",
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the summary as one JSON document.")
-    ] = False,
+    json: Annotated[bool, option("--json", help="Print the summary as one JSON document.")] = False,
 ) -> None:
     """Watch a running server and account for each of its requests.
 

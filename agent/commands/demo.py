@@ -5,9 +5,8 @@ from __future__ import annotations
 import json as jsonlib
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from dsagent.agent.errors import DsagentError
+from dsagent.agent.settings import option
 
 if TYPE_CHECKING:
     from dsagent.agent.children import Child
@@ -20,11 +19,11 @@ MAX_OVERHEAD_RATIO = 0.05
 
 def demo(
     duration: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, max=3600, help="Time under load.")
+        float, option(metavar="SECONDS", min=1, max=3600, help="Time under load.")
     ] = 20.0,
-    model: Annotated[str, typer.Option(metavar="NAME|DIR", help="The model to serve.")] = "smollm2",
-    seed: Annotated[int, typer.Option(metavar="N", help="Draws the load.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    model: Annotated[str, option(metavar="NAME|DIR", help="The model to serve.")] = "smollm2",
+    seed: Annotated[int, option(metavar="N", help="Draws the load.")] = 0,
+    json: Annotated[bool, option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Serve a real model under load and explain its slowest request.
 

@@ -7,14 +7,15 @@ from typing import Annotated
 import typer
 
 from dsagent.agent.errors import FINDINGS
+from dsagent.agent.settings import option
 
 
 def doctor(
     pid: Annotated[
         int | None,
-        typer.Option(metavar="PID", min=1, help="Also whether this process can be attached to."),
+        option(metavar="PID", min=1, help="Also whether this process can be attached to."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Annotated[bool, option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Check what works here, and say what to do about the rest.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dsagent.agent.errors import DsagentError
+from dsagent.agent.settings import option
 
 if TYPE_CHECKING:
     from dsagent.agent.ledger import By
@@ -22,27 +23,27 @@ def explain(
     request: Annotated[
         str | None,
         typer.Argument(
-            metavar="[TRACE_ID|REQUEST_ID]",
+            metavar="TRACE_ID|REQUEST_ID",
             help="A trace id, a request id, an X-Request-Id or the beginning of one; "
             "without it, the slowest request.",
         ),
     ] = None,
     recording: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Look there, not into the running agent."),
+        option(metavar="DIR", help="Look there, not into the running agent."),
     ] = None,
     last: Annotated[
         str | None,
-        typer.Option(metavar="SPAN", help="Only what ended in this span: 10m, 90s, 1h."),
+        option(metavar="SPAN", help="Only what ended in this span: 10m, 90s, 1h."),
     ] = None,
     by: Annotated[
         Literal["ttft", "tpot", "e2e"],
-        typer.Option(metavar="ttft|tpot|e2e", help="What the slowest is slowest in."),
+        option(metavar="ttft|tpot|e2e", help="What the slowest is slowest in."),
     ] = "e2e",
     pid: Annotated[
-        int | None, typer.Option(metavar="PID", min=1, help="Which agent, where several run.")
+        int | None, option(metavar="PID", min=1, help="Which agent, where several run.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Annotated[bool, option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Account for one request: where each millisecond went.
 

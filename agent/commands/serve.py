@@ -7,42 +7,37 @@ import os
 import sys
 from typing import Annotated, Literal
 
-import typer
-
 from dsagent.agent.errors import FINDINGS, DsagentError
+from dsagent.agent.settings import option
 
 
 def serve(
     model: Annotated[
-        str, typer.Option(metavar="NAME|DIR", help="smollm2, tiny-llama, or a model's folder.")
+        str, option(metavar="NAME|DIR", help="smollm2, tiny-llama, or a model's folder.")
     ],
-    host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[
-        int, typer.Option(metavar="PORT", min=0, max=65535, help="0: a free one.")
-    ] = 8000,
+    host: Annotated[str, option(metavar="HOST", help="The address to listen on.")] = ("127.0.0.1"),
+    port: Annotated[int, option(metavar="PORT", min=0, max=65535, help="0: a free one.")] = 8000,
     spans: Annotated[
         Literal["none", "sdk"],
-        typer.Option(metavar="none|sdk", help="sdk: emit spans in the engine's own process too."),
+        option(metavar="none|sdk", help="sdk: emit spans in the engine's own process too."),
     ] = "none",
     max_num_seqs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Requests in one batch at most.")
+        int | None, option(metavar="N", min=1, help="Requests in one batch at most.")
     ] = None,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Tokens in one step at most.")
+        int | None, option(metavar="N", min=1, help="Tokens in one step at most.")
     ] = None,
     num_kv_blocks: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="KV cache blocks of 16 tokens.")
+        int | None, option(metavar="N", min=1, help="KV cache blocks of 16 tokens.")
     ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Longest prompt and reply together.")
+        int | None, option(metavar="N", min=1, help="Longest prompt and reply together.")
     ] = None,
     no_prefix_cache: Annotated[
-        bool, typer.Option("--no-prefix-cache", help="Compute every prompt from its beginning.")
+        bool, option("--no-prefix-cache", help="Compute every prompt from its beginning.")
     ] = False,
     threads: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="CPU threads of the engine.")
+        int | None, option(metavar="N", min=1, help="CPU threads of the engine.")
     ] = None,
 ) -> None:
     """Serve a model with the bundled engine, ready to be attached to.

@@ -5,21 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from dsagent.agent.settings import option
 
 
 def why(
     last: Annotated[
-        str, typer.Option(metavar="SPAN", help="What ended in this span: 10m, 90s, 1h.")
+        str, option(metavar="SPAN", help="What ended in this span: 10m, 90s, 1h.")
     ] = "10m",
     recording: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Look there, not into the running agent."),
+        option(metavar="DIR", help="Look there, not into the running agent."),
     ] = None,
     pid: Annotated[
-        int | None, typer.Option(metavar="PID", min=1, help="Which agent, where several run.")
+        int | None, option(metavar="PID", min=1, help="Which agent, where several run.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Annotated[bool, option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Say where the time of all recent requests went.
 
