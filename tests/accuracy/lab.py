@@ -52,7 +52,7 @@ def _follow(stream: Any, lines: list[str], wanted: re.Pattern[str], seen: thread
     seen.set()  # it ended; whoever waits looks at the lines
 
 
-def _wait_for(process: subprocess.Popen[str], wanted: str) -> tuple[list[str], re.Match[str]]:
+def wait_for_line(process: subprocess.Popen[str], wanted: str) -> tuple[list[str], re.Match[str]]:
     """Waits for a line on stderr that matches; raises with all lines if it never comes."""
     pattern = re.compile(wanted)
     lines: list[str] = []
@@ -82,7 +82,7 @@ def engine(model: str, *flags: str) -> Iterator[Engine]:
     command += ["--model", model, "--host", "127.0.0.1", "--port", "0", *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
-        _, match = _wait_for(process, r"listening on http://([\d.]+):(\d+)")
+        _, match = wait_for_line(process, r"listening on http://([\d.]+):(\d+)")
         yield Engine(process, match[1], int(match[2]), model)
     finally:
         process.send_signal(signal.SIGCONT)
@@ -104,7 +104,7 @@ def agent(pid: int, directory: Path) -> Iterator[Observed]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     observed = Observed()
     try:
-        lines, _ = _wait_for(process, r"attached to")
+        lines, _ = wait_for_line(process, r"attached to")
         yield observed
         process.send_signal(signal.SIGTERM)
         assert process.stdout is not None
