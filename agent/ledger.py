@@ -16,6 +16,7 @@ from dsagent.agent.errors import USAGE, DsagentError
 
 KEEP_NS = 600_000_000_000
 MAX_BYTES = 32 << 20
+FOREVER_NS = 1 << 62
 MIN_PREFIX = 4  # shorter ones are typing mistakes
 OTHERS = 5
 MAX_CULPRITS = 20
@@ -87,7 +88,15 @@ class Entry:
 class Ledger:
     """Accounts of the last 10 minutes, 32 MiB at most; the oldest go first, and are counted."""
 
-    def __init__(self, *, keep_ns: int = KEEP_NS, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        keep_ns: int = KEEP_NS,
+        max_bytes: int = MAX_BYTES,
+        place: str = "what the agent keeps (the last 10 minutes, 32 MiB at most)",
+    ) -> None:
+        """`place`: what errors call it."""
+        self._place = place
         self._keep_ns = keep_ns
         self._max_bytes = max_bytes
         self._entries: deque[Entry] = deque()
@@ -129,12 +138,15 @@ class Ledger:
         entries = [entry for entry in self._entries if entry.ended_ns >= now_ns - last_ns]
         entries += [Entry.of(account, now_ns) for account in unfinished]
         if wanted is not None:
-            return _document(_slowest_first(_matching(entries, wanted), by))
+            return _document(_slowest_first(_matching(entries, wanted, self._place), by))
         complete = [entry for entry in entries if not entry.partial] or entries
         measurable = [entry for entry in complete if entry.figure(by) is not None]
         if not measurable:
             raise DsagentError(
-                f"no request with a {by} in the last {duration_text(last_ns)}", exit_code=USAGE
+                f"no request with a {by} in the last {duration_text(last_ns)} of {self._place}"
+                if last_ns < FOREVER_NS
+                else f"no request with a {by} in {self._place}",
+                exit_code=USAGE,
             )
         return _document(_slowest_first(measurable, by)[: OTHERS + 1])
 
@@ -199,7 +211,7 @@ def summarise(entries: Sequence[Entry]) -> dict[str, Any]:
     }
 
 
-def _matching(entries: Sequence[Entry], wanted: str) -> list[Entry]:
+def _matching(entries: Sequence[Entry], wanted: str, place: str) -> list[Entry]:
     traceparent = _TRACEPARENT.fullmatch(wanted.strip().lower())
     needle = traceparent.group(1) if traceparent else wanted.strip()
     exact = [
@@ -219,9 +231,7 @@ def _matching(entries: Sequence[Entry], wanted: str) -> list[Entry]:
             exit_code=USAGE,
         )
     if not begun:
-        raise DsagentError(
-            f"no request {needle!r} in what the agent keeps (10 minutes, 32 MiB)", exit_code=USAGE
-        )
+        raise DsagentError(f"no request {needle!r} in {place}", exit_code=USAGE)
     return begun
 
 
@@ -237,12 +247,12 @@ def _document(entries: Sequence[Entry]) -> dict[str, Any]:
 
 def of_recording(accounts: Iterable[Account], last_ns: int | None) -> tuple[Ledger, int, int]:
     """A ledger of recorded accounts, its now (the end of the last one) and the window in ns."""
-    ledger = Ledger(keep_ns=1 << 62)
+    ledger = Ledger(keep_ns=FOREVER_NS, max_bytes=FOREVER_NS, place="the recording")
     ordered = sorted(accounts, key=lambda account: account.record.sent_ns)
     for account in ordered:
         ledger.add(account)
     now_ns = ordered[-1].record.sent_ns if ordered else 0
-    return ledger, now_ns, (1 << 62) if last_ns is None else last_ns
+    return ledger, now_ns, FOREVER_NS if last_ns is None else last_ns
 
 
 _UNITS_NS = {"ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000, "h": 3_600_000_000_000}

@@ -233,17 +233,19 @@ class Session:
             self._over_budget = 0
             return
         self._over_budget += 1
-        kernel = self._feeds.feed("kernel")
-        if self._over_budget < 2 or not kernel.runs:
+        if self._over_budget != 2:
             return
-        why = (
-            f"stepped down: overhead was {ratio:.2%}, --max-overhead is "
-            f"{self._max_overhead_ratio:.2%}"
-        )
-        kernel.switch_off(why)
-        self._accountant.source_off("kernel")
-        self._overhead.sees_displacement = False
-        self._pending_events.append(Event("agent.stepped_down", now_ns, f"source kernel {why}"))
+        cost = f"overhead is {ratio:.2%}, --max-overhead {self._max_overhead_ratio:.2%}"
+        kernel = self._feeds.feed("kernel")
+        if kernel.runs:
+            kernel.switch_off(f"stepped down: {cost}")
+            self._accountant.source_off("kernel")
+            self._overhead.sees_displacement = False
+            message = f"source kernel is off: {cost}"
+            self._over_budget = 0
+        else:
+            message = f"{cost}, and nothing is left to switch off"
+        self._pending_events.append(Event("agent.over_budget", now_ns, message))
 
     def _finish(self) -> dict[str, Any]:
         """The last readings, and every account that can still be made of them."""
