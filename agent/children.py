@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
+import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -16,13 +15,17 @@ from typing import IO
 
 from dsagent.agent.errors import FINDINGS, DsagentError
 
-PR_SET_PDEATHSIG = 1
 STOP_DEADLINE_S = 5.0
-_libc = ctypes.CDLL(None, use_errno=True)
 
-
-def _die_with_parent() -> None:
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+# Asks the kernel for SIGKILL at the parent's end (1 is PR_SET_PDEATHSIG), which exec keeps;
+# run before the module proper, since what runs between fork and exec is unsafe beside threads.
+_DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent has ended")
+os.execv(sys.executable, [sys.executable, "-m", *sys.argv[2:]])
+"""
 
 
 class Child:
@@ -31,13 +34,12 @@ class Child:
 
     def __init__(self, module: str, arguments: Sequence[str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            preexec_fn=_die_with_parent,
             # Not in our foreground group: Ctrl-C is for us, who then end it in order.
             process_group=0,
         )
@@ -65,7 +67,7 @@ class Child:
             self._changed.notify_all()
 
     def wait_for(self, pattern: str, timeout_s: float) -> re.Match[str]:
-        """The first line on stderr that matches. Raises DsagentError: it ended, or took too long."""
+        """The first line on stderr that matches. Raises DsagentError: it ended, or is too slow."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             while True:

@@ -150,9 +150,7 @@ async def run(server: Server, duration_s: float, seed: int) -> Tally:
     tally = Tally()
     begun_s = time.monotonic()
     until_s = begun_s + duration_s
-    people = [
-        chatter(server, random.Random(seed + i), until_s, tally) for i in range(CHATTERS)
-    ]
+    people = [chatter(server, random.Random(seed + i), until_s, tally) for i in range(CHATTERS)]
     people.append(summariser(server, random.Random(seed + CHATTERS), until_s, tally))
     await asyncio.gather(*people)
     tally.elapsed_s = time.monotonic() - begun_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from shell_lab import Agent, Engine, add_up, asked, dsagent
@@ -13,6 +13,12 @@ from dsagent.agent import control
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    with Engine() as engine:
+        yield engine
 
 
 def test_questions_while_attached_and_the_summary_at_the_end(engine: Engine) -> None:

@@ -18,6 +18,12 @@ from dsagent.agent.sources import stall
 from dsagent.agent.target import resolve
 
 
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    with Engine() as engine:
+        yield engine
+
+
 class Listener:
     name = "listener"
 
