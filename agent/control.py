@@ -150,6 +150,9 @@ class _Connection:
             answer = _encode({"answer": self._handler(request)})
         except DsagentError as error:
             return _encode({"error": str(error), "exit_code": error.exit_code})
+        except Exception as error:  # noqa: BLE001 - a question must not end the session
+            text = f"internal error of the agent: {type(error).__name__}: {error}"
+            return _encode({"error": text, "exit_code": FINDINGS})
         if len(answer) > MAX_ANSWER_BYTES:
             return _encode({"error": "the answer is too large", "exit_code": FINDINGS})
         return answer

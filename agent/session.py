@@ -85,6 +85,9 @@ class Session:
         self._stopping = True
         os.eventfd_write(self._wake, 1)
 
+    def sources(self) -> tuple[SourceStatus, ...]:
+        return self._feeds.statuses()
+
     def run(self) -> dict[str, Any]:
         """The `attach` document. Raises DsagentError where attaching fails."""
         with selectors.DefaultSelector() as selector:

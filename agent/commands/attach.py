@@ -76,6 +76,9 @@ def attach(
 
     def on_attached() -> None:
         give_way()
+        for source in session.sources():
+            if source.state != "ok":
+                progress.say(f"without {source.name}: {source.reason}")
         progress.say(
             f"attached to {target.comm} (pid {target.pid}), engine {target.engine}; Ctrl-C ends it"
         )

@@ -87,7 +87,7 @@ def _document(summary: dict[str, Any], session: Session, load: Child) -> dict[st
     return {
         "requests": summary["requests"],
         "steps": summary["steps"],
-        "tokens_per_second": tally["output_tokens"] / tally["elapsed_s"] if tally else None,
+        "tokens_per_second": session.counts.tokens / tally["elapsed_s"] if tally else None,
         "sources": summary["sources"],
         "uncounted_losses": summary["uncounted_losses"],
         "explained": session.ledger.showpieces(),

@@ -23,6 +23,8 @@ PID = 3_900_000_000 + os.getpid()  # no pid is that large: no agent of this mach
 def handle(request: Mapping[str, Any]) -> Mapping[str, Any]:
     if request.get("op") == "fail":
         raise DsagentError("no such request", exit_code=USAGE)
+    if request.get("op") == "bug":
+        raise KeyError("surprise")
     if request.get("op") == "large":
         return {"text": "x" * (control.MAX_ANSWER_BYTES + 1)}
     return {"echo": request, "filler": "y" * 3_000_000}
@@ -85,6 +87,8 @@ def test_errors_travel_with_their_exit_code(loop: Loop) -> None:
     with pytest.raises(DsagentError, match="no such request") as raised:
         control.ask(PID, {"op": "fail"})
     assert raised.value.exit_code == USAGE
+    with pytest.raises(DsagentError, match="internal error of the agent: KeyError: 'surprise'"):
+        control.ask(PID, {"op": "bug"})
     with pytest.raises(DsagentError, match="the answer is too large"):
         control.ask(PID, {"op": "large"})
 
