@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,7 @@ def new_engine(tiny: LoadedModel) -> Iterator[NewEngine]:
     """Builds engines on tiny-llama; checks at the end that none has lost a block."""
     built: list[Engine] = []
 
-    def build(**settings: int | bool | None) -> tuple[Engine, Watcher]:
+    def build(**settings: Any) -> tuple[Engine, Watcher]:
         watcher = Watcher()
         engine = Engine(tiny, EngineConfig(**settings), observer=watcher, on_outputs=watcher.take)
         built.append(engine)

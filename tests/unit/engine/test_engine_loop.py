@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -153,7 +154,7 @@ def test_a_failing_step_ends_its_requests_and_not_the_loop(
 class Thread:
     """An engine whose loop runs in its own thread."""
 
-    def __init__(self, loaded: LoadedModel, on_step: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, loaded: LoadedModel, on_step: Callable[[], object] = lambda: None) -> None:
         self.watcher = Watcher()
         self.ended: dict[str, threading.Event] = {}
         self.begun = threading.Event()
@@ -202,7 +203,7 @@ def test_stopping_at_once_aborts(tiny: LoadedModel) -> None:
 
 def test_draining_past_the_deadline_aborts(tiny: LoadedModel) -> None:
     held = threading.Event()
-    it = Thread(tiny, on_step=lambda: held.wait(0.01) and None)
+    it = Thread(tiny, on_step=lambda: held.wait(0.01))
     it.submit("a", LONG)
     assert it.begun.wait(30)
     it.engine.stop(drain=True, deadline_s=0.05)
@@ -266,6 +267,6 @@ def test_metrics_count_what_happened(new_engine: NewEngine) -> None:
     "settings",
     [{"max_num_seqs": 0}, {"max_num_batched_tokens": 8}, {"num_kv_blocks": 0}, {"threads": 0}],
 )
-def test_settings_that_contradict_are_refused(settings: dict[str, int]) -> None:
+def test_settings_that_contradict_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must"):
         EngineConfig(**settings)

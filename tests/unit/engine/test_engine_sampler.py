@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -8,12 +10,12 @@ from dsagent.engine.sampler import NotANumber, generator, sample
 from dsagent.engine.sequence import Sequence
 
 
-def sequence(**settings: float | int | None) -> Sequence:
+def sequence(**settings: Any) -> Sequence:
     sampling = SamplingParams(**settings)
     return Sequence("r", sampling, [0], 1, 100, generator=generator(sampling, seed=0))
 
 
-def draws(logits: torch.Tensor, count: int, **settings: float | int | None) -> list[int]:
+def draws(logits: torch.Tensor, count: int, **settings: Any) -> list[int]:
     one = sequence(**settings)
     drawn = [sample(logits[None], [one])[0] for _ in range(count)]
     return [token for token in drawn if isinstance(token, int)]
@@ -87,6 +89,6 @@ def test_nan_fails_its_own_row_only() -> None:
         {"top_p": float("nan")},
     ],
 )
-def test_values_out_of_range_are_refused(settings: dict[str, float]) -> None:
+def test_values_out_of_range_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(RequestRefused):
         SamplingParams(**settings)
