@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import urllib.request
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -116,6 +118,45 @@ def test_only_one_agent_a_target(engine: Engine) -> None:
         assert "another dsagent is attached" in second.stderr
         agent.signal(signal.SIGINT)
         assert agent.wait() == 0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_sinks_by_their_flags_and_a_back_end_that_refuses(engine: Engine) -> None:
+    port, dead = free_port(), free_port()
+    flags = ("--prometheus", f"127.0.0.1:{port}", "--otlp-endpoint", f"http://127.0.0.1:{dead}")
+    with Agent(engine.pid, "--json", *flags, "--slo", "/nonexistent.yaml") as agent:
+        assert agent.wait() == 2
+        assert agent.err[-1].startswith("dsagent: /nonexistent.yaml: ")
+    with Agent(engine.pid, "--json", *flags) as agent:
+        agent.attached()
+        engine.do(f"request r1 {TRACEPARENT}")
+        asked("explain", "r1", "--pid", str(engine.pid))
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
+            text = reply.read().decode()
+        assert "dsagent_requests_total" in text
+        agent.signal(signal.SIGINT)
+        assert agent.wait() == 0
+        sinks = {sink["name"]: sink for sink in agent.document()["sinks"]}
+    assert sinks["prometheus"]["acknowledged"] == 1
+    assert sinks["otlp"]["acknowledged"] == 0
+    assert sinks["otlp"]["failed"] + sinks["otlp"]["dropped"] > 0
+
+
+def test_a_port_in_use_is_said_and_nothing_stays(engine: Engine) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        ran = dsagent("attach", str(engine.pid), "--prometheus", address, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith(f"dsagent: cannot listen on {address}")
+    assert ran.stderr.count("\n") == 1
+    assert engine.pid not in control.running()
 
 
 def test_text_for_people(engine: Engine) -> None:
