@@ -13,13 +13,11 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from dsagent.agent.account import Account
 from dsagent.agent.attribute import RequestView, attribute
-from dsagent.agent.facts import Facts, Readings, no_facts
+from dsagent.agent.fact_store import FactStore
+from dsagent.agent.facts import Facts, Readings
 from dsagent.agent.join import (
-    FactIndex,
     Joiner,
     Piece,
     Watched,
@@ -65,10 +63,9 @@ class Accountant:
         self._engines: dict[int, _Engine] = {}
         self._open: OrderedDict[int, RequestOpen] = OrderedDict()
         self._closed: list[RequestRecord] = []
-        self._requests: OrderedDict[int, tuple[str, int]] = OrderedDict()
+        self._requests: OrderedDict[int, tuple[str, str]] = OrderedDict()
         self._names: OrderedDict[int, str] = OrderedDict()
-        self._facts: deque[Facts] = deque()
-        self._facts_held = 0
+        self._facts = FactStore()
         self._fresh: list[Facts] = []
         self._facts_complete_ns: int | None = None
         self._kernel_off = False
@@ -102,8 +99,7 @@ class Accountant:
             self._add_step(step)
         if len(readings.facts):
             self._fresh.append(readings.facts)
-            self._facts.append(readings.facts)
-            self._facts_held += len(readings.facts)
+            self._facts.add(readings.facts)
         if readings.facts_complete_ns is not None:
             self._facts_complete_ns = readings.facts_complete_ns
         for number, name in readings.names.items():
@@ -152,7 +148,7 @@ class Accountant:
         return [known[step_id] for step_id in step_ids if step_id in known]
 
     def _know(self, key: int, request_id: str, trace_id: int) -> None:
-        self._requests[key] = (request_id, trace_id)
+        self._requests[key] = (request_id, f"{trace_id:032x}")
         while len(self._requests) > MOST_NAMES:
             self._requests.popitem(last=False)
 
@@ -180,7 +176,7 @@ class Accountant:
             ready.append(engine.waiting.popleft()[1])
         if not ready:
             return
-        facts = self._facts_between(ready[0].start_ns, ready[-1].end_ns)
+        facts = self._facts.overlapping(ready[0].start_ns, ready[-1].end_ns)
         step = ready[-1].step
         joiner = Joiner(facts, Watched(step.pid, step.tid, engine.gang))
         for piece in ready:
@@ -237,7 +233,7 @@ class Accountant:
             finished=finished,
             attached_ns=self.attached_ns,
             pieces=pieces,
-            facts=FactIndex(self._facts_between(record.received_ns, record.sent_ns)),
+            facts=self._facts,
             watched=watched,
             names=self._names,
             requests=self._requests,
@@ -262,13 +258,6 @@ class Accountant:
                 best = (engine, pieces)
         return best
 
-    def _facts_between(self, start_ns: int, end_ns: int) -> Facts:
-        chosen = [
-            facts[(facts["end_ns"] > start_ns) & (facts["start_ns"] < end_ns)]
-            for facts in self._facts
-        ]
-        return np.concatenate(chosen) if chosen else no_facts()
-
     def _prune(self, now_ns: int) -> None:
         """Drops what no open or waiting request can need; over the caps, the oldest too."""
         needed = [opened.received_ns for opened in self._open.values()]
@@ -284,13 +273,7 @@ class Accountant:
                     first = i + 1
                     break
             del engine.pieces[:first], engine.ends[:first]
-        while self._facts and (
-            self._facts_held > MOST_FACTS or self._facts[0]["end_ns"].max() < keep_ns
-        ):
-            dropped = self._facts.popleft()
-            self._facts_held -= len(dropped)
-            if dropped["end_ns"].max() >= keep_ns:
-                self.given_up += len(dropped)
+        self.given_up += self._facts.prune(keep_ns, MOST_FACTS)
 
 
 def _gang(seen: Iterable[dict[int, float]]) -> frozenset[int]:

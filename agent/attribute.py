@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dsagent.agent.account import Account, How, Part
+from dsagent.agent.fact_store import FactStore
 from dsagent.agent.join import (
     Delay,
-    FactIndex,
     Joiner,
     Piece,
     Section,
@@ -42,10 +42,10 @@ class RequestView:
     finished: bool
     attached_ns: int
     pieces: Sequence[Piece]  # of the engine's steps that overlap its life, in order
-    facts: FactIndex  # that overlap its life
+    facts: FactStore
     watched: Watched
     names: Mapping[int, str]  # comm by pid or tid
-    requests: Mapping[int, tuple[str, int]]  # request_key → id, trace id
+    requests: Mapping[int, tuple[str, str]]  # request_key → id, trace id
     engine_id: int = 0
 
     def joined(self, section: Section) -> Section:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from dsagent.agent.fact_store import FactIndex
 from dsagent.agent.facts import Facts, Kind
 from dsagent.instrumentation.records import Step
 
@@ -113,23 +113,6 @@ def cut(step: Step, previous_output_ns: int | None) -> Piece:
             sections.append(Section(kind, low_ns, high_ns))
         reached_ns = high_ns
     return Piece(step, start_ns, step.end_ns, tuple(sections), previous_output_ns is not None)
-
-
-class FactIndex:
-    """Facts by time: finds those that overlap an interval without looking at the others."""
-
-    def __init__(self, facts: Facts) -> None:
-        self.facts = facts[np.argsort(facts["end_ns"], kind="stable")]
-        self._ends: npt.NDArray[np.int64] = np.ascontiguousarray(self.facts["end_ns"])
-        starts: npt.NDArray[np.int64] = np.ascontiguousarray(self.facts["start_ns"])
-        # No fact at or after i begins before this: lets a search stop early.
-        self._least_start = np.minimum.accumulate(starts[::-1])[::-1]
-
-    def overlapping(self, start_ns: int, end_ns: int) -> Facts:
-        low = int(np.searchsorted(self._ends, start_ns, "right"))
-        high = int(np.searchsorted(self._least_start, end_ns, "left"))
-        near = self.facts[low : max(low, high)]
-        return near[near["start_ns"] < end_ns]
 
 
 Interval = tuple[int, int, int, int, int]  # rank in PRECEDENCE, start, end, culprit pid, its tid

@@ -65,7 +65,7 @@ class _Line:
 def sum_up(
     stretches: Sequence[Stretch],
     names: Mapping[int, str],
-    requests: Mapping[int, tuple[str, int]],
+    requests: Mapping[int, tuple[str, str]],
     clean_steps: int,
 ) -> tuple[tuple[Part, ...], int, tuple[DelayedBy, ...]]:
     """Parts (largest first), unattributed nanoseconds, and which request delayed this one.
@@ -112,13 +112,10 @@ def _evidence(line: _Line, clean_steps: int) -> list[Evidence]:
     return found
 
 
-def _request(key: int, requests: Mapping[int, tuple[str, int]]) -> tuple[str, str]:
+def _request(key: int, requests: Mapping[int, tuple[str, str]]) -> tuple[str, str]:
     """Its id and trace id; one that was opened before the agent came and has not ended has
     neither yet."""
-    if key in requests:
-        request_id, trace_id = requests[key]
-        return request_id, f"{trace_id:032x}"
-    return f"unknown-{key:016x}", "0" * 32
+    return requests.get(key) or (f"unknown-{key:016x}", "0" * 32)
 
 
 def _tasks(by_task: Mapping[tuple[int, int], int], names: Mapping[int, str]) -> list[Culprit]:

@@ -7,9 +7,9 @@ from account_facts import fact, facts, share, step
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsagent.agent.fact_store import FactIndex
 from dsagent.agent.facts import Facts, Kind
 from dsagent.agent.join import (
-    FactIndex,
     Joiner,
     Piece,
     Watched,
