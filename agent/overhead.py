@@ -71,6 +71,7 @@ class OverheadMeter:
         self._displaced_ns = 0
         self._first = self._last = self._window = Costs(now_ns, time.process_time_ns())
         self.window_ratio: float | None = None  # None until the first window is over
+        self.window_kernel_ratio = 0.0
 
     def add_facts(self, facts: Facts) -> None:
         """Kernel facts: those in which a thread of the target waited because we ran."""
@@ -84,6 +85,7 @@ class OverheadMeter:
         if now_ns - self._window.now_ns < WINDOW_NS:
             return False
         self.window_ratio = self._ratio(self._window, self._last)
+        self.window_kernel_ratio = self._kernel_ratio(self._window, self._last)
         self._window = self._last
         return True
 
@@ -98,6 +100,11 @@ class OverheadMeter:
             taken_ns += (end.agent_cpu_ns - begin.agent_cpu_ns) * self._overlap_ratio
         hooks_ns = end.hooks_ns - begin.hooks_ns
         return taken_ns / (elapsed_ns * self._target_cpus) + hooks_ns / elapsed_ns
+
+    def _kernel_ratio(self, begin: Costs, end: Costs) -> float:
+        """What the BPF programs alone take, and what leaving them out would save."""
+        elapsed_ns = max(1, end.now_ns - begin.now_ns)
+        return (end.kernel_ns - begin.kernel_ns) / (elapsed_ns * self._target_cpus)
 
     @property
     def ratio(self) -> float:

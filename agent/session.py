@@ -25,9 +25,9 @@ from dsagent.agent.sinks.base import Explained, Sink, SinkStatus
 from dsagent.agent.target import check_alive
 from dsagent.agent.ticker import Ticker
 
-TICK_NS = 100_000_000
-MAX_TICK_NS = 500_000_000
-TICK_CPU_RATIO = 0.03  # ticks come further apart rather than take more of a core than this
+TICK_NS = 200_000_000
+MAX_TICK_NS = 800_000_000
+TICK_CPU_RATIO = 0.01  # ticks come further apart rather than take more of a core than this
 STATUS_NS = 1_000_000_000
 SINK_DEADLINE_S = 5.0
 SETTLE_NS = 1_500_000_000  # after the end, facts still to come are waited for at most this long
@@ -153,6 +153,7 @@ class Session:
             self.target.pid, now_ns, sees_displacement=self._feeds.feed("kernel").runs
         )
         self._over_budget = 0
+        self._least_tick_ns = TICK_NS
         self._pending_events: list[Event] = []
 
     def _tick(self, now_ns: int) -> int:
@@ -162,7 +163,7 @@ class Session:
         self.ledger.expire(now_ns)
         cpu_ns = time.thread_time_ns() - cpu_ns
         self._tick_cpu_ns += (cpu_ns - self._tick_cpu_ns) / 8
-        return min(MAX_TICK_NS, max(TICK_NS, round(self._tick_cpu_ns / TICK_CPU_RATIO)))
+        return min(MAX_TICK_NS, max(self._least_tick_ns, round(self._tick_cpu_ns / TICK_CPU_RATIO)))
 
     def _pass_on(self, now_ns: int, due_ns: int) -> None:
         brought = self._poll(now_ns)
@@ -230,24 +231,26 @@ class Session:
         return hooks_ns(self.counts.steps, self.counts.shares)
 
     def _keep_within_budget(self, now_ns: int) -> None:
-        """The dearest source goes when two windows in a row (10 s) were over the budget."""
+        """Looks more rarely at first; after two windows in a row (10 s) over the budget the kernel
+        source goes, if it is what costs."""
         ratio = self._overhead.window_ratio or 0.0
         if ratio <= self._max_overhead_ratio:
             self._over_budget = 0
             return
         self._over_budget += 1
+        self._least_tick_ns = min(2 * self._least_tick_ns, MAX_TICK_NS)
         if self._over_budget != 2:
             return
         cost = f"overhead is {ratio:.2%}, --max-overhead {self._max_overhead_ratio:.2%}"
         kernel = self._feeds.feed("kernel")
-        if kernel.runs:
+        if kernel.runs and 2 * self._overhead.window_kernel_ratio >= self._max_overhead_ratio:
             kernel.switch_off(f"stepped down: {cost}")
             self._accountant.source_off("kernel")
             self._overhead.sees_displacement = False
             message = f"source kernel is off: {cost}"
             self._over_budget = 0
         else:
-            message = f"{cost}, and nothing is left to switch off"
+            message = f"{cost}, and nothing that could be switched off would mend it"
         self._pending_events.append(Event("agent.over_budget", now_ns, message))
 
     def _finish(self) -> dict[str, Any]:
