@@ -232,12 +232,16 @@ class _Running:
         return names
 
     def status(self, name: str) -> SourceStatus:
-        untracked = int(self._control["untracked"][0])
+        notes = []
+        if untracked := int(self._control["untracked"][0]):
+            notes.append(f"{untracked} threads beyond {MAX_THREADS} are not followed")
+        if missed := int(self._cpus["missed"].sum()):
+            notes.append(f"the kernel did not report {missed} switches")
         runs = int(self._cpus["switches"].sum() + self._cpus["wakings"].sum())
         return SourceStatus(
             name,
             "lagging" if self._lagging else "ok",
-            f"{untracked} threads beyond {MAX_THREADS} are not followed" if untracked else "",
+            "; ".join(notes),
             dropped=int(self._cpus["dropped"].sum()),
             cost_ns=int(self._cpus["cost_ns"].sum()) + runs * _ENTRY_NS + self._poll_cost_ns,
         )

@@ -116,6 +116,6 @@ def open_foreign(
         told.tell(key, until_ns)
         pieces.append(
             (Kind.FOREIGN, 1, n, 1, target_pid, 0, cpus["foreign_pid"][n],
-             cpus["foreign_tid"][n], step, begin, until_ns, until_ns - begin)
+             cpus["running_tid"][n], step, begin, until_ns, until_ns - begin)
         )  # fmt: skip
     return np.array(pieces, FACT_DTYPE) if pieces else no_facts()

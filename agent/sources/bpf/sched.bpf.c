@@ -24,15 +24,18 @@
 
 #if defined(__TARGET_ARCH_x86)
 #define SYSCALL_NUMBER(regs) ((__s64)(regs)->orig_ax)
-enum { NR_YIELD = 24, NR_FUTEX = 202, NR_EXIT = 60, NR_EXIT_GROUP = 231,
+#define SECOND_ARGUMENT(regs) ((regs)->si)
+enum { NR_YIELD = 24, NR_FUTEX = 202, NR_EXIT = 60,
        NR_FSYNC = 74, NR_FDATASYNC = 75, NR_MSYNC = 26, NR_SYNC = 162, NR_SYNCFS = 306 };
 #elif defined(__TARGET_ARCH_arm64)
 #define SYSCALL_NUMBER(regs) ((__s64)(__s32)(regs)->syscallno)
-enum { NR_YIELD = 124, NR_FUTEX = 98, NR_EXIT = 93, NR_EXIT_GROUP = 94,
+#define SECOND_ARGUMENT(regs) ((regs)->regs[1])
+enum { NR_YIELD = 124, NR_FUTEX = 98, NR_EXIT = 93,
        NR_FSYNC = 82, NR_FDATASYNC = 83, NR_MSYNC = 227, NR_SYNC = 81, NR_SYNCFS = 267 };
 #else
 #error "no system call numbers for this architecture"
 #endif
+enum { FUTEX_WAIT = 0, FUTEX_WAIT_BITSET = 9, FUTEX_PRIVATE = 128, FUTEX_REALTIME = 256 };
 enum { NR_FUTEX_WAITV = 449, NR_FUTEX_WAKE = 454, NR_FUTEX_WAIT = 455, NR_FUTEX_REQUEUE = 456 };
 
 /* Fields that came, went or were renamed. */
@@ -415,13 +418,41 @@ static __always_inline void give_back(struct ds_thread *t, struct task_struct *t
 		bpf_map_delete_elem(&processes, &pid);
 }
 
+/* When a thread that blocked at `since` and runs again `now` was made runnable. The waking may
+ * overtake the switch, so that it is older; where none has come since the thread began to run,
+ * the kernel did not report it, and the rest of the wait is no evidence that anybody kept it from
+ * running. */
+static __always_inline __u64 when_woken(struct ds_thread *t, __u64 since, __u64 now)
+{
+	if (t->waking_ns > since)
+		return t->waking_ns;
+	return t->waking_ns >= t->run_start_ns ? since : now;
+}
+
+static __always_inline void report_off(struct ds_cpu *cpu, struct ds_thread *t, enum ds_kind kind,
+				       __u64 since, __u64 woken, __u64 step)
+{
+	struct ds_interval off = { kind, 0, 0, since, woken, step };
+
+	if (kind == DS_OFF_FUTEX && t->waking_ns > since) {
+		off.culprit_pid = t->waker_pid;
+		off.culprit_tid = t->waker_tid;
+	}
+	report(cpu, t, &off);
+}
+
+static __always_inline bool is_off(enum ds_kind kind)
+{
+	return kind >= DS_OFF_FUTEX && kind <= DS_STOPPED;
+}
+
 static __always_inline void leave(struct ds_cpu *cpu, struct ds_thread *t, struct task_struct *task,
 				  __u32 state, bool preempted, __u64 step, __u64 now)
 {
 	enum ds_kind kind = t->since_state & ((1 << STATE_BITS) - 1);
 	__u64 since = t->since_state >> STATE_BITS;
 
-	if (kind == DS_ONCPU && now > since) {
+	if (kind == DS_ONCPU) {
 		/* A run through a change of step is sent alone, so that it can be split by time. */
 		if (t->run_step != step && now - since >= settings.exact_ns) {
 			struct ds_interval i = { DS_ONCPU, 0, 0, since, now, step };
@@ -430,6 +461,14 @@ static __always_inline void leave(struct ds_cpu *cpu, struct ds_thread *t, struc
 		} else {
 			add(cpu, t, DS_ONCPU, since, now, step);
 		}
+	} else if (kind != DS_UNKNOWN) {
+		/* The kernel did not report that it was switched in, perhaps not even that it was
+		 * woken (seen on a virtual machine after threads of its supervisor). It had not been
+		 * woken when this CPU's last switch was reported: so much is still told. */
+		cpu->missed++;
+		if (is_off(kind))
+			report_off(cpu, t, kind, since,
+				   t->waking_ns > since ? t->waking_ns : cpu->run_start_ns, step);
 	}
 	t->cpu = bpf_get_smp_processor_id();
 	if (state & STATE_DEAD && !preempted) {
@@ -446,25 +485,18 @@ static __always_inline void arrive(struct ds_cpu *cpu, struct ds_thread *t, stru
 {
 	enum ds_kind kind = t->since_state & ((1 << STATE_BITS) - 1);
 	__u64 since = t->since_state >> STATE_BITS;
-	/* A waking that overtook the switch is older than it; none is lost. */
-	__u64 woken = t->waking_ns > since ? t->waking_ns : since;
 	struct ds_interval i = { DS_RUNQUEUE, 0, 0, since, now, step };
 
-	if (kind >= DS_OFF_FUTEX && kind <= DS_STOPPED) {
-		struct ds_interval off = { kind, 0, 0, since, woken, step };
-
-		if (kind == DS_OFF_FUTEX) {
-			off.culprit_pid = t->waker_pid;
-			off.culprit_tid = t->waker_tid;
-		}
-		report(cpu, t, &off);
-		i.start = woken;
+	if (is_off(kind)) {
+		i.start = when_woken(t, since, now);
+		report_off(cpu, t, kind, since, i.start, step);
 		report(cpu, t, &i);
 	} else if (kind == DS_RUNQUEUE || kind == DS_THROTTLED) {
 		i.kind = kind;
 		report(cpu, t, &i);
 	}
 	t->run_step = step;
+	t->run_start_ns = now;
 	enter(t, DS_ONCPU, now);
 }
 
@@ -483,7 +515,8 @@ int on_switch(__u64 *ctx)
 	out = thread_of(prev);
 	in = thread_of(next);
 	step = out ? read_step(out) : shared.step;
-	start = cpu->run_start_ns;
+	/* Where somebody else was seen to begin here, a switch has been missed. */
+	start = cpu->running_tid == prev->pid ? cpu->run_start_ns : 0;
 	if (cpu->watched && prev->pid && start) {
 		struct ds_run *run = &cpu->runs[cpu->head % RUNS];
 
@@ -495,16 +528,32 @@ int on_switch(__u64 *ctx)
 		if (!out)
 			foreign(cpu, prev, start, now, step);
 	}
-	cpu->run_start_ns = now;
-	cpu->foreign_pid = in ? 0 : next->tgid;
-	cpu->foreign_tid = next->pid;
 	if (out)
 		leave(cpu, out, prev, state_of(ctx, prev), preempted, step, now);
+	cpu->run_start_ns = now;
+	cpu->foreign_pid = in ? 0 : next->tgid;
+	cpu->running_tid = next->pid;
 	if (in)
 		arrive(cpu, in, next, last_step(in), now);
 	if ((++cpu->switches & 63) == 0)
 		cpu->cost_ns += (bpf_ktime_get_ns() - now) << 6;
 	return 0;
+}
+
+/* Whether a task wakes a futex now. A timer's interrupt wakes too, and whoever it interrupted is
+ * not to blame; so only those count that are in the short system calls that wake futexes. Where a
+ * whole process exits, which may take long, nobody is left to be told. */
+static __always_inline bool wakes_futexes(struct task_struct *task, bool sibling)
+{
+	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+	__s64 nr = SYSCALL_NUMBER(regs);
+
+	if (nr == NR_FUTEX) {
+		__u32 operation = SECOND_ARGUMENT(regs) & ~(FUTEX_PRIVATE | FUTEX_REALTIME);
+
+		return operation != FUTEX_WAIT && operation != FUTEX_WAIT_BITSET;
+	}
+	return nr == NR_FUTEX_WAKE || nr == NR_FUTEX_REQUEUE || (nr == NR_EXIT && sibling);
 }
 
 /* sched_waking runs where the waker runs, sched_wakeup perhaps elsewhere. */
@@ -522,10 +571,7 @@ int on_waking(__u64 *ctx)
 	if (t) {
 		struct task_struct *waker = bpf_get_current_task_btf();
 		struct ds_thread *sibling = thread_of(waker);
-		__s64 nr = syscall_of(waker);
-		/* A timer's interrupt wakes too, and whoever it interrupted is not to blame. */
-		bool wakes = nr == NR_FUTEX || nr == NR_FUTEX_WAKE || nr == NR_FUTEX_REQUEUE ||
-			     nr == NR_EXIT || nr == NR_EXIT_GROUP;
+		bool wakes = wakes_futexes(waker, sibling && waker->tgid == task->tgid);
 
 		t->waker_pid = !wakes ? 0 : sibling ? sibling->pid : waker->tgid;
 		t->waker_tid = !wakes ? 0 : sibling ? sibling->tid : waker->pid;
@@ -583,6 +629,7 @@ static __always_inline void track(struct task_struct *task, enum ds_kind kind, _
 	t->kernel_pid = task->tgid;
 	t->cpu = -1;
 	t->waking_ns = 0;
+	t->run_start_ns = now;
 	t->waker_pid = 0;
 	t->waker_tid = 0;
 	bpf_probe_read_kernel(t->comm, sizeof(t->comm), task->comm);

@@ -73,7 +73,8 @@ struct ds_thread_sums {
 struct ds_thread {
 	__u64 since_state; /* since_ns << 4 | kind: one word, so that it never tears */
 	__u64 waking_ns; /* when it was last made runnable */
-	__u64 run_step; /* the step when it was last switched in */
+	__u64 run_start_ns; /* when it was last switched in */
+	__u64 run_step; /* the step then */
 	__u32 waker_pid;
 	__u32 waker_tid;
 	__u32 pid; /* as the agent sees them */
@@ -109,11 +110,12 @@ struct ds_cpu {
 	__u64 watched; /* set by user space: the target may run here */
 	__u64 run_start_ns; /* of the task now running */
 	__u32 foreign_pid; /* of the task now running; 0: idle or the target's own */
-	__u32 foreign_tid;
+	__u32 running_tid; /* of whatever runs now */
 	__u64 switches;
 	__u64 wakings;
 	__u64 cost_ns; /* estimated from one run in 64 */
 	__u64 dropped; /* facts for which the ring had no room */
+	__u64 missed; /* switches of the target's threads that the kernel did not report */
 	__u64 head; /* runs[head % RUNS] is written next */
 	struct ds_run runs[RUNS];
 	struct ds_foreign_sums sums[2];
