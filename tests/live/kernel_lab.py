@@ -3,6 +3,7 @@ when by the same clock; and a watch that gathers the facts about it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -85,7 +86,8 @@ class Child:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # all have ended by themselves
+            os.killpg(self.pid, signal.SIGKILL)
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
