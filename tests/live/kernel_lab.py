@@ -50,14 +50,21 @@ def require_kernel_source() -> None:
 class Child:
     """A process running PRELUDE and `body`; talks JSON lines, hears plain ones."""
 
-    def __init__(self, body: str, *, cpu: int | None = None, name: str | None = None) -> None:
+    def __init__(
+        self,
+        body: str,
+        *,
+        cpu: int | None = None,
+        name: str | None = None,
+        installed: bool = False,  # whether the body may import what is installed
+    ) -> None:
         text = PRELUDE
         if cpu is not None:
             text += f"os.sched_setaffinity(0, {{{cpu}}})\n"
         if name is not None:
             text += f"libc.prctl(15, {name.encode()!r}, 0, 0, 0)\n"
         self.process = subprocess.Popen(
-            [sys.executable, "-S", "-c", text + body],
+            [sys.executable, *(() if installed else ("-S",)), "-c", text + body],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -131,7 +138,7 @@ class Watch:
             self.poll()
 
     def of(self, kind: Kind, *, tid: int | None = None, least_ns: int = 0) -> Facts:
-        facts = self.facts[(self.facts["kind"] == kind) & (self.facts["ns"] >= least_ns)]
+        facts: Facts = self.facts[(self.facts["kind"] == kind) & (self.facts["ns"] >= least_ns)]
         return facts if tid is None else facts[facts["tid"] == tid]
 
 

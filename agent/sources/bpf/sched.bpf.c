@@ -665,8 +665,10 @@ int on_exec(__u64 *ctx)
 	struct ds_process *process = bpf_map_lookup_elem(&processes, &pid);
 	struct ds_thread *t = thread_of(task);
 
-	if (process)
+	if (process && process->step_address) {
 		process->step_address = 0;
+		shared.step = 0;
+	}
 	if (t) {
 		t->tid = seen_pid(task, false);
 		bpf_probe_read_kernel(t->comm, sizeof(t->comm), task->comm);
