@@ -64,7 +64,7 @@ def wait_for_line(process: subprocess.Popen[str], wanted: str) -> tuple[list[str
     match = next((m for line in list(lines) if (m := pattern.search(line))), None)
     if match is None:
         process.kill()
-        raise RuntimeError(f"{process.args} never said {wanted!r}:\n{''.join(lines)}")
+        raise RuntimeError(f"{process.args!r} never said {wanted!r}:\n{''.join(lines)}")
     return lines, match
 
 

@@ -63,7 +63,7 @@ def main(settings: dict[str, Any]) -> int:
         return listener
 
     take_port = server._bind
-    server.Engine, server._bind = WatchedEngine, bind  # type: ignore[misc]
+    vars(server).update(Engine=WatchedEngine, _bind=bind)
     return server.serve(
         "tiny-llama",
         host="127.0.0.1",
