@@ -1,4 +1,4 @@
-"""What the kernel lets this process do: capabilities, BTF, lockdown, namespaces.
+"""What the kernel lets this process do: capabilities, lockdown, namespaces.
 
 Each function takes the file it reads, so that tests can read frozen ones.
 """
@@ -11,9 +11,9 @@ from enum import IntEnum
 from pathlib import Path
 
 STATUS = Path("/proc/self/status")
-BTF = Path("/sys/kernel/btf/vmlinux")
 LOCKDOWN = Path("/sys/kernel/security/lockdown")
 PID_NAMESPACE = Path("/proc/self/ns/pid")
+BPF_OBJECT = Path(__file__).parent / "sources" / "bpf" / "sched.bpf.o"
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # include/linux/proc_ns.h: PROC_PID_INIT_INO
 
 

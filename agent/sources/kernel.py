@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from dsagent.agent import privileges
+from dsagent.agent.doctor import Places, kernel_checks
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import FACT_DTYPE, Facts, Kind, Readings, SourceStatus, Target
-from dsagent.agent.privileges import Capability
 from dsagent.agent.procfs import escape
 from dsagent.agent.sources import kernel_tables as tables
 from dsagent.agent.sources.bpf.layout import CONTROL, CPU, MAX_THREADS, THREAD, constants
@@ -27,7 +27,6 @@ from dsagent.agent.sources.bpf.libbpf import BpfObject, Library, Map
 from dsagent.agent.sources.bpf.ringbuf import FactRing
 from dsagent.agent.sources.open_intervals import OpenIntervals
 
-OBJECT = Path(__file__).parent / "bpf" / "sched.bpf.o"
 PROGRAMS = ("on_switch", "on_waking", "on_fork", "on_exec")
 
 _FACTS_A_POLL_MAX = 200_000
@@ -56,7 +55,7 @@ class KernelSource:
         exact_ns: int = 200_000,
         foreign_exact_ns: int = 1_000_000,
         ring_bytes: int = 1 << 22,
-        object_path: Path = OBJECT,
+        object_path: Path = privileges.BPF_OBJECT,
     ) -> None:
         self._target = target
         self._step_words = dict(step_words)
@@ -256,28 +255,11 @@ class _Running:
             memory.close()
 
 
-def check(object_path: Path = OBJECT) -> None:
+def check(object_path: Path = privileges.BPF_OBJECT) -> None:
     """Raises SourceUnavailable with one reason and its fix, if the programs cannot run here."""
-    if not object_path.exists():
-        raise SourceUnavailable(
-            f"the BPF programs are not built ({object_path.name} is missing): run make bpf"
-        )
-    if privileges.lockdown() == "confidentiality":
-        raise SourceUnavailable(
-            "the kernel is locked down (confidentiality), which forbids BPF from reading it: "
-            "boot with lockdown=integrity or none"
-        )
-    if not privileges.BTF.exists():
-        raise SourceUnavailable(
-            "the kernel has no type information (/sys/kernel/btf/vmlinux): "
-            "use one built with CONFIG_DEBUG_INFO_BTF"
-        )
-    missing = {Capability.CAP_BPF, Capability.CAP_PERFMON} - privileges.effective_capabilities()
-    if missing:
-        raise SourceUnavailable(
-            f"not permitted: {' and '.join(sorted(c.name for c in missing))} missing; "
-            "run as root or grant them"
-        )
+    for result in kernel_checks(Places(bpf_object=object_path)):
+        if result.state == "fail":
+            raise SourceUnavailable(f"{result.found}: {result.fix}")
 
 
 def _own_pid_namespace() -> int:

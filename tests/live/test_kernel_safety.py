@@ -15,8 +15,9 @@ from kernel_lab import Child, Watch, require_kernel_source, within
 
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import Kind, Target
+from dsagent.agent.privileges import BPF_OBJECT
 from dsagent.agent.sources.bpf.libbpf import BpfObject, Library
-from dsagent.agent.sources.kernel import OBJECT, KernelSource
+from dsagent.agent.sources.kernel import KernelSource
 
 pytestmark = pytest.mark.ebpf
 
@@ -181,7 +182,7 @@ def test_a_missing_object_says_what_to_do(tmp_path: Path) -> None:
 
 def test_a_broken_object_is_refused_in_one_line(tmp_path: Path) -> None:
     broken = tmp_path / "sched.bpf.o"
-    broken.write_bytes(OBJECT.read_bytes()[:4096])
+    broken.write_bytes(BPF_OBJECT.read_bytes()[:4096])
     source = KernelSource(_target(), {}, object_path=broken)
     with pytest.raises(SourceUnavailable, match="cannot be opened") as caught:
         source.start()
@@ -190,7 +191,7 @@ def test_a_broken_object_is_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_an_object_of_another_version_is_refused() -> None:
     with (
-        BpfObject(Library(), OBJECT) as loaded,
+        BpfObject(Library(), BPF_OBJECT) as loaded,
         pytest.raises(SourceUnavailable, match="rebuild"),
     ):
         loaded.set_constants(b"12345678")
@@ -214,7 +215,7 @@ def test_without_capabilities_the_reason_is_one_line() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == (
-        "not permitted: CAP_BPF and CAP_PERFMON missing; run as root or grant them"
+        "not permitted, CAP_BPF and CAP_PERFMON missing: run as root or grant them"
     )
 
 
