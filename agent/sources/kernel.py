@@ -22,7 +22,14 @@ from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import FACT_DTYPE, Facts, Kind, Readings, SourceStatus, Target
 from dsagent.agent.procfs import escape
 from dsagent.agent.sources import kernel_tables as tables
-from dsagent.agent.sources.bpf.layout import CONTROL, CPU, MAX_THREADS, THREAD, constants
+from dsagent.agent.sources.bpf.layout import (
+    CONTROL,
+    CPU,
+    MAX_THREADS,
+    THREAD,
+    WORDS,
+    constants,
+)
 from dsagent.agent.sources.bpf.libbpf import BpfObject, Library, Map
 from dsagent.agent.sources.bpf.ringbuf import FactRing
 from dsagent.agent.sources.open_intervals import OpenIntervals
@@ -128,6 +135,7 @@ class _Running:
         self._control = self._shared(".bss", CONTROL)
         self._generation = memoryview(self._memories[-1])[:8].cast("Q")
         self._wanted, self._names_map = loaded.map("wanted"), loaded.map("names")
+        self._words_map, self._words = loaded.map("words"), dict[int, int]()
         self._ring = FactRing(loaded.map("facts"))
         self._open = OpenIntervals()
         self._names: dict[int, str] = {}
@@ -151,7 +159,12 @@ class _Running:
     def want(self, step_words: Mapping[int, int]) -> None:
         """Follow these processes (address 0: it has no step word) and what they have forked."""
         for pid, address in step_words.items():
-            self._wanted.update(struct.pack("=I", pid), struct.pack("=Q", address))
+            word = self._words.setdefault(pid, len(self._words) + 1) if address else 0
+            if word >= WORDS:
+                word = 0  # its threads are followed all the same, tagged by the others' steps
+            elif word:
+                self._words_map.update(struct.pack("=I", word), struct.pack("=QQ", address, 0))
+            self._wanted.update(struct.pack("=I", pid), struct.pack("=I", word))
         # Once more as long as it finds children, whose own children may have come before them.
         found = -1
         while found != (found := int(self._control["slots_used"][0])):

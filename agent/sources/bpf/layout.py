@@ -10,6 +10,7 @@ from dsagent.agent.facts import FACT_DTYPE
 
 THREAD_KINDS = 8
 RUNS = 8
+WORDS = 64
 FOREIGNERS = 16
 STATE_BITS = 4
 MAX_THREADS = 4096
@@ -26,7 +27,7 @@ THREAD = np.dtype(
         ("waker_tid", "u4"),
         ("pid", "u4"),
         ("tid", "u4"),
-        ("kernel_pid", "u4"),
+        ("word", "u4"),
         ("cpu", "i4"),
         ("comm", "S16"),
         ("sums", _THREAD_SUMS, (2,)),

@@ -79,21 +79,29 @@ struct {
 	__type(value, struct ds_cpu);
 } cpus SEC(".maps");
 
-/* The target's processes by their pid in the initial namespace. */
+/* The target's processes: pid in the initial namespace → its entry in words, 0: none. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_PROCESSES);
 	__type(key, __u32);
-	__type(value, struct ds_process);
+	__type(value, __u32);
 } processes SEC(".maps");
 
-/* What user space asks for: the agent's pid of a process → its step word's address. */
+/* What user space asks for, by pids as the agent sees them; values as in processes. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_PROCESSES);
 	__type(key, __u32);
-	__type(value, __u64);
+	__type(value, __u32);
 } wanted SEC(".maps");
+
+/* The running-step words; entry 0 stays empty. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, WORDS);
+	__type(key, __u32);
+	__type(value, struct ds_word);
+} words SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -116,8 +124,11 @@ static __always_inline struct ds_cpu *this_cpu(void)
 
 static __always_inline struct ds_thread *thread_of(struct task_struct *task)
 {
-	__u32 *slot = bpf_task_storage_get(&slots, task, 0, 0);
+	__u32 *slot;
 
+	if (!task->bpf_storage) /* most tasks: saves the call */
+		return 0;
+	slot = bpf_task_storage_get(&slots, task, 0, 0);
 	return slot ? bpf_map_lookup_elem(&threads, slot) : 0;
 }
 
@@ -330,25 +341,25 @@ foreign(struct ds_cpu *cpu, struct task_struct *task, __u64 start, __u64 now, __
 /* The step last seen in a thread's process, or in the target where it has no word of its own. */
 static __always_inline __u64 last_step(struct ds_thread *t)
 {
-	struct ds_process *process = bpf_map_lookup_elem(&processes, &t->kernel_pid);
+	struct ds_word *word = bpf_map_lookup_elem(&words, &t->word);
 
-	return process && process->step_address ? process->step : shared.step;
+	return word && word->address ? word->step : shared.step;
 }
 
 /* Read the step word from the memory at hand, that of the thread being switched out. */
 static __always_inline __u64 read_step(struct ds_thread *t)
 {
-	struct ds_process *process = bpf_map_lookup_elem(&processes, &t->kernel_pid);
-	__u64 word;
+	struct ds_word *word = bpf_map_lookup_elem(&words, &t->word);
+	__u64 step;
 
-	if (!process || !process->step_address)
+	if (!word || !word->address)
 		return shared.step;
 	/* A page that is not there cannot be faulted in now: keep the step last seen. */
-	if (!bpf_probe_read_user(&word, sizeof(word), (void *)process->step_address)) {
-		process->step = word;
-		shared.step = word;
+	if (!bpf_probe_read_user(&step, sizeof(step), (void *)word->address)) {
+		word->step = step;
+		shared.step = step;
 	}
-	return process->step;
+	return word->step;
 }
 
 static __always_inline __s64 syscall_of(struct task_struct *task)
@@ -363,7 +374,7 @@ static __always_inline bool is_throttled(struct task_struct *task)
 	struct task_struct___throttled *newer = (void *)task;
 
 	if (settings.per_task_throttle && bpf_core_field_exists(newer->throttled))
-		return BPF_CORE_READ(newer, throttled);
+		return newer->throttled;
 	if (bpf_core_field_exists(task->se.cfs_rq) &&
 	    bpf_core_field_exists(((struct cfs_rq *)0)->throttle_count))
 		return BPF_CORE_READ(task, se.cfs_rq, throttle_count) > 0;
@@ -560,23 +571,21 @@ static __always_inline bool wakes_futexes(struct task_struct *task, bool sibling
 SEC("tp_btf/sched_waking")
 int on_waking(__u64 *ctx)
 {
-	struct task_struct *task = (void *)ctx[0];
+	struct task_struct *task = (void *)ctx[0], *waker;
+	struct ds_thread *t = thread_of(task), *sibling;
 	struct ds_cpu *cpu = this_cpu();
-	__u64 now = bpf_ktime_get_ns();
-	struct ds_thread *t;
+	__u64 now;
+	bool wakes;
 
-	if (!cpu)
+	if (!t || !cpu)
 		return 0;
-	t = thread_of(task);
-	if (t) {
-		struct task_struct *waker = bpf_get_current_task_btf();
-		struct ds_thread *sibling = thread_of(waker);
-		bool wakes = wakes_futexes(waker, sibling && waker->tgid == task->tgid);
-
-		t->waker_pid = !wakes ? 0 : sibling ? sibling->pid : waker->tgid;
-		t->waker_tid = !wakes ? 0 : sibling ? sibling->tid : waker->pid;
-		*(volatile __u64 *)&t->waking_ns = now;
-	}
+	now = bpf_ktime_get_ns();
+	waker = bpf_get_current_task_btf();
+	sibling = thread_of(waker);
+	wakes = wakes_futexes(waker, sibling && waker->tgid == task->tgid);
+	t->waker_pid = !wakes ? 0 : sibling ? sibling->pid : waker->tgid;
+	t->waker_tid = !wakes ? 0 : sibling ? sibling->tid : waker->pid;
+	*(volatile __u64 *)&t->waking_ns = now;
 	if ((++cpu->wakings & 63) == 0)
 		cpu->cost_ns += (bpf_ktime_get_ns() - now) << 6;
 	return 0;
@@ -606,14 +615,16 @@ static __noinline __u32 seen_pid(struct task_struct *task, bool leader)
 }
 
 /* Give a task of the target a slot, unless it has one. */
-static __always_inline void track(struct task_struct *task, enum ds_kind kind, __u64 now)
+static __always_inline void
+track(struct task_struct *task, __u32 word, enum ds_kind kind, __u64 now)
 {
-	__u32 *slot = bpf_task_storage_get(&slots, task, 0, 0);
-	struct ds_thread *t;
+	struct ds_thread *t = thread_of(task);
 	__u32 free;
 
-	if (slot)
+	if (t) {
+		t->word = word;
 		return;
+	}
 	if (bpf_map_pop_elem(&free_slots, &free)) {
 		free = MAX_THREADS;
 		if (shared.slots_used < MAX_THREADS)
@@ -626,7 +637,7 @@ static __always_inline void track(struct task_struct *task, enum ds_kind kind, _
 	}
 	t->pid = seen_pid(task, true);
 	t->tid = seen_pid(task, false);
-	t->kernel_pid = task->tgid;
+	t->word = word;
 	t->cpu = -1;
 	t->waking_ns = 0;
 	t->run_start_ns = now;
@@ -645,14 +656,14 @@ SEC("tp_btf/sched_process_fork")
 int on_fork(__u64 *ctx)
 {
 	struct task_struct *parent = (void *)ctx[0], *child = (void *)ctx[1];
-	__u32 parent_pid = parent->tgid, pid = child->tgid;
-	struct ds_process none = {};
+	__u32 parent_pid = parent->tgid, pid = child->tgid, none = 0;
+	__u32 *word = bpf_map_lookup_elem(&processes, &parent_pid);
 
-	if (!bpf_map_lookup_elem(&processes, &parent_pid))
+	if (!word)
 		return 0;
-	if (pid != parent_pid)
+	if (pid != parent_pid) /* a ring is not inherited: it is mapped for its maker only */
 		bpf_map_update_elem(&processes, &pid, &none, BPF_NOEXIST);
-	track(child, DS_RUNQUEUE, bpf_ktime_get_ns());
+	track(child, pid == parent_pid ? *word : 0, DS_RUNQUEUE, bpf_ktime_get_ns());
 	return 0;
 }
 
@@ -661,15 +672,15 @@ SEC("tp_btf/sched_process_exec")
 int on_exec(__u64 *ctx)
 {
 	struct task_struct *task = (void *)ctx[0];
-	__u32 pid = task->tgid;
-	struct ds_process *process = bpf_map_lookup_elem(&processes, &pid);
 	struct ds_thread *t = thread_of(task);
 
-	if (process && process->step_address) {
-		process->step_address = 0;
-		shared.step = 0;
-	}
 	if (t) {
+		struct ds_word *word = bpf_map_lookup_elem(&words, &t->word);
+
+		if (word && word->address) {
+			word->address = 0;
+			shared.step = 0;
+		}
 		t->tid = seen_pid(task, false);
 		bpf_probe_read_kernel(t->comm, sizeof(t->comm), task->comm);
 	}
@@ -682,29 +693,27 @@ SEC("iter/task")
 int scan(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task;
-	struct ds_process *process, fresh = {};
 	__u64 now = bpf_ktime_get_ns();
 	enum ds_kind kind = DS_UNKNOWN;
-	__u32 pid, seen, parent;
-	__u64 *address;
+	__u32 pid, seen, parent, word = 0;
+	__u32 *known, *asked;
 
 	if (!task)
 		return 0;
 	pid = task->tgid;
 	seen = seen_pid(task, true);
 	parent = task->real_parent->tgid;
-	address = bpf_map_lookup_elem(&wanted, &seen);
-	process = bpf_map_lookup_elem(&processes, &pid);
-	if (!process) {
-		if (!address) { /* a child that was forked before the programs were attached */
-			if (!bpf_map_lookup_elem(&processes, &parent))
-				return 0;
-		}
-		bpf_map_update_elem(&processes, &pid, &fresh, BPF_NOEXIST);
-		process = bpf_map_lookup_elem(&processes, &pid);
+	asked = bpf_map_lookup_elem(&wanted, &seen);
+	if (asked) {
+		word = *asked;
+	} else {
+		known = bpf_map_lookup_elem(&processes, &pid);
+		if (known)
+			word = *known;
+		else if (!bpf_map_lookup_elem(&processes, &parent))
+			return 0; /* nor was it forked by one of them before we were attached */
 	}
-	if (process && address)
-		process->step_address = *address;
+	bpf_map_update_elem(&processes, &pid, &word, BPF_ANY);
 	if (bpf_core_field_exists(task->__state)) {
 		__u32 state = task->__state;
 
@@ -713,7 +722,7 @@ int scan(struct bpf_iter__task *ctx)
 		if (state & (STATE_STOPPED_OR_TRACED | STATE_FROZEN))
 			kind = DS_STOPPED;
 	}
-	track(task, kind, now);
+	track(task, word, kind, now);
 	return 0;
 }
 

@@ -20,6 +20,7 @@ enum ds_kind {
 
 #define THREAD_KINDS 8 /* DS_ONCPU … DS_STOPPED are summed per thread; index 0 is unused */
 #define RUNS 8 /* the last tasks that ran on a CPU */
+#define WORDS 64 /* processes of a target that may have a running-step word, less one */
 #define FOREIGNERS 16 /* foreign processes summed per CPU and step before one is sent early */
 
 /* agent/facts.py's FACT_DTYPE, byte for byte. With the ring's own header a record is 64 bytes. */
@@ -79,7 +80,7 @@ struct ds_thread {
 	__u32 waker_tid;
 	__u32 pid; /* as the agent sees them */
 	__u32 tid;
-	__u32 kernel_pid; /* in the initial namespace */
+	__u32 word; /* its process's entry in words */
 	__s32 cpu; /* where it last ran */
 	__u8 comm[16];
 	struct ds_thread_sums sums[2]; /* by generation, even and odd */
@@ -121,8 +122,8 @@ struct ds_cpu {
 	struct ds_foreign_sums sums[2];
 };
 
-struct ds_process {
-	__u64 step_address; /* of its running-step word; 0: none */
+struct ds_word {
+	__u64 address; /* of a process's running-step word, in its memory; 0: none */
 	__u64 step; /* last seen there */
 };
 

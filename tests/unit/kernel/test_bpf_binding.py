@@ -27,7 +27,7 @@ def test_the_kinds_are_the_headers() -> None:
         assert int(spelled[kind.name]) == kind
 
 
-@pytest.mark.parametrize("name", ["THREAD_KINDS", "RUNS", "FOREIGNERS"])
+@pytest.mark.parametrize("name", ["THREAD_KINDS", "RUNS", "WORDS", "FOREIGNERS"])
 def test_the_sizes_are_the_headers(name: str) -> None:
     found = re.search(rf"#define {name} (\d+)", HEADER)
     assert found is not None
