@@ -2,7 +2,9 @@
 
 import os
 
-# Read once, when torch brings up OpenMP. Its threads would else spin at the end of every
-# operator; on cores shared with anyone, that makes steps tens of times slower (60 ms became 1 s
-# on two cores), while sleeping costs a quarter on idle ones.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# OpenMP reads these once, when torch brings it up. Left alone, its threads spin for milliseconds
+# at the end of every operator; on cores shared with anyone, that made steps of 30 ms last a
+# second. Sleeping at once costs a third on idle cores. So they spin for some 50 µs: long enough
+# for the next operator, too short to matter.
+if "OMP_WAIT_POLICY" not in os.environ and "GOMP_SPINCOUNT" not in os.environ:
+    os.environ |= {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "3000"}

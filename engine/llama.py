@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as fn
@@ -78,10 +79,7 @@ class Llama(Model):
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         config = self.config
         shape = (num_blocks, block_size, 2, config.num_key_value_heads, config.head_dim)
-        self._kv = [
-            torch.zeros(shape, dtype=self.dtype, device=self.device)
-            for _ in range(config.num_hidden_layers)
-        ]
+        self._kv = [_zeros(shape, self.dtype, self.device) for _ in range(config.num_hidden_layers)]
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
@@ -147,6 +145,14 @@ class _Attention:
             )
             out[chunk.start : chunk.end] = mixed[0].transpose(0, 1).flatten(1)
         return out
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy leaves the zeroing to the kernel: memory is taken page by page, when it is used.
+    untouched = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(untouched).view(dtype).view(shape)
 
 
 def _rotate(heads: Tensor, rotation: Tensor) -> None:

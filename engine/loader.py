@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -53,6 +54,13 @@ def load_model(name_or_dir: str, *, device: str | None = None) -> LoadedModel:
     On a CPU the weights become float32 (bfloat16 is far slower there); on CUDA, taken where
     present unless `device` says otherwise, they keep their own type.
     """
+    # In a thread that ends with it, and its OpenMP threads with it: with more of those in the
+    # process than CPUs, OpenMP would let the loop's go to sleep sooner.
+    with ThreadPoolExecutor(max_workers=1) as once:
+        return once.submit(_load, name_or_dir, device).result()
+
+
+def _load(name_or_dir: str, device: str | None) -> LoadedModel:
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = torch.float32 if target.type == "cpu" else None
     try:
