@@ -21,19 +21,21 @@ from dsagent.agent.join import (
     Joiner,
     Piece,
     Watched,
-    bound_forward,
     cut,
     gang_shares,
+    priced,
 )
 from dsagent.agent.model import CleanStepModel, shape
 from dsagent.instrumentation.records import RequestOpen, RequestRecord, Step
 
 PATIENCE_NS = 1_000_000_000
 KEEP_NS = 15_000_000_000  # of what no open request needs any more
-MOST_SHARES = 300_000  # in kept steps: about 60 MB
+MOST_SHARES = 200_000  # in kept steps: about 50 MB
 MOST_FACTS = 400_000
 MOST_NAMES = 20_000
-MOST_OPEN = 20_000
+MOST_OPEN = 20_000  # requests begun, and ended but still waiting for their facts
+MOST_WAITING = 20_000  # steps that wait for their facts
+MOST_ENGINES = 16
 CLEAN_RATIO = 0.05
 GANG_RATIO = 0.2
 GANG_STEPS = 64
@@ -66,6 +68,7 @@ class Accountant:
         self._requests: OrderedDict[int, tuple[str, str]] = OrderedDict()
         self._names: OrderedDict[int, str] = OrderedDict()
         self._facts = FactStore()
+        self._shares_held = 0
         self._fresh: list[Facts] = []
         self._facts_complete_ns: int | None = None
         self._kernel_off = False
@@ -92,9 +95,14 @@ class Accountant:
             self._open.pop(record.request_key, None)
             self._know(record.request_key, record.request_id, record.trace_id)
             self._closed.append(record)
+        for key in readings.forgotten:
+            self._open.pop(key, None)
         while len(self._open) > MOST_OPEN:
             self._open.popitem(last=False)
             self.given_up += 1
+        if len(self._closed) > MOST_OPEN:
+            self.given_up += len(self._closed) - MOST_OPEN
+            del self._closed[:-MOST_OPEN]
         for step in readings.steps:
             self._add_step(step)
         if len(readings.facts):
@@ -122,6 +130,11 @@ class Accountant:
         self._prune(now_ns)
         return accounts
 
+    @property
+    def waiting(self) -> int:
+        """Requests that have ended and are not accounted for yet."""
+        return len(self._closed)
+
     def open_accounts(self, now_ns: int) -> list[Account]:
         """Those of the unfinished requests, up to now."""
         return [
@@ -137,26 +150,27 @@ class Accountant:
                 return self._account(_so_far(opened, now_ns), finished=False)
         return None
 
-    def steps(self, step_ids: Iterable[int], engine_id: int | None = None) -> list[Step]:
-        """Those still kept, in the order asked for."""
-        known = {
-            piece.step.step_id: piece.step
-            for engine in self._engines.values()
-            if engine_id in (None, engine.engine_id)
-            for piece in engine.pieces
-        }
-        return [known[step_id] for step_id in step_ids if step_id in known]
-
     def _know(self, key: int, request_id: str, trace_id: int) -> None:
         self._requests[key] = (request_id, f"{trace_id:032x}")
         while len(self._requests) > MOST_NAMES:
             self._requests.popitem(last=False)
 
     def _add_step(self, step: Step) -> None:
+        if step.engine_id not in self._engines and len(self._engines) >= MOST_ENGINES:
+            self.given_up += 1
+            return
         engine = self._engines.setdefault(step.engine_id, _Engine(step.engine_id))
         last = engine.last
-        follows = last is not None and step.step_id == last.step_id + 1
-        engine.waiting.append((step, cut(step, last.end_ns if last and follows else None)))
+        if last is None:  # before the first step that was read nothing was missed
+            piece = cut(step, None)
+        elif step.step_id == last.step_id + 1:
+            piece = cut(step, last.end_ns)
+        else:
+            piece = cut(step, None, follows=False)
+        engine.waiting.append((step, piece))
+        if len(engine.waiting) > MOST_WAITING:
+            engine.waiting.popleft()
+            self.given_up += 1
         engine.last = step
         engine.recent[step.step_id] = step
         while len(engine.recent) > 4 * GANG_STEPS:
@@ -182,11 +196,9 @@ class Accountant:
         for piece in ready:
             joined = joiner.join(piece)
             self._learn(engine, joined)
-            predicted_ns = engine.model.predict_ns(shape(piece.step.shares))
-            if predicted_ns is not None:
-                joined = bound_forward(joined, predicted_ns)
-            engine.pieces.append(joined)
+            engine.pieces.append(priced(joined, engine.model.price(piece.step.shares)))
             engine.ends.append(joined.end_ns)
+            self._shares_held += 1 + len(joined.shares)
 
     def _learn(self, engine: _Engine, piece: Piece) -> None:
         """A step with less than 5 % known delay teaches the model, and who is in the gang."""
@@ -237,9 +249,10 @@ class Accountant:
             watched=watched,
             names=self._names,
             requests=self._requests,
+            model=engine.model,
             engine_id=engine.engine_id,
         )
-        return attribute(view, engine.model)
+        return attribute(view)
 
     def _pieces_of(self, record: RequestRecord) -> tuple[_Engine, list[Piece]]:
         """The engine that served it and the pieces that overlap its life."""
@@ -248,11 +261,7 @@ class Accountant:
             low = bisect_right(engine.ends, record.received_ns)
             high = bisect_left(engine.ends, record.sent_ns) + 1
             pieces = engine.pieces[low:high]
-            if any(
-                share.request_key == record.request_key
-                for piece in pieces
-                for share in piece.step.shares
-            ):
+            if any(record.request_key in piece.shares for piece in pieces):
                 return engine, pieces
             if not best[1]:
                 best = (engine, pieces)
@@ -263,15 +272,15 @@ class Accountant:
         needed = [opened.received_ns for opened in self._open.values()]
         needed += [record.received_ns for record in self._closed]
         keep_ns = min([now_ns - KEEP_NS, *needed])
-        shares = 0
         for engine in self._engines.values():
-            first = bisect_right(engine.ends, keep_ns)
-            for i in range(len(engine.pieces) - 1, first - 1, -1):
-                shares += 1 + len(engine.pieces[i].step.shares)
-                if shares > MOST_SHARES:
-                    self.given_up += i + 1 - first
-                    first = i + 1
-                    break
+            unneeded = bisect_right(engine.ends, keep_ns)
+            first = 0
+            while first < len(engine.ends) and (
+                first < unneeded or self._shares_held > MOST_SHARES
+            ):
+                self._shares_held -= 1 + len(engine.pieces[first].shares)
+                first += 1
+            self.given_up += max(0, first - unneeded)
             del engine.pieces[:first], engine.ends[:first]
         self.given_up += self._facts.prune(keep_ns, MOST_FACTS)
 
@@ -302,7 +311,7 @@ def _so_far(opened: RequestOpen, now_ns: int) -> RequestRecord:
         tid=opened.tid,
         received_ns=opened.received_ns,
         tokenised_ns=None,
-        queued_ns=None,
+        queued_ns=opened.received_ns,  # all but a moment of it: the front end tells at the end
         first_scheduled_ns=None,
         first_token_ns=None,
         first_sent_ns=None,

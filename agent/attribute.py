@@ -12,6 +12,7 @@ has no evidence of its own, stays unattributed.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from dsagent.agent.join import (
     Piece,
     Section,
     Watched,
+    no_more_than,
     split,
 )
 from dsagent.agent.model import CleanStepModel, shape
@@ -46,6 +48,7 @@ class RequestView:
     watched: Watched
     names: Mapping[int, str]  # comm by pid or tid
     requests: Mapping[int, tuple[str, str]]  # request_key → id, trace id
+    model: CleanStepModel
     engine_id: int = 0
 
     def joined(self, section: Section) -> Section:
@@ -54,20 +57,20 @@ class RequestView:
         return Joiner(facts, self.watched).section(section)
 
 
-def attribute(view: RequestView, model: CleanStepModel) -> Account:
+def attribute(view: RequestView) -> Account:
     """The account of one request. Its parts and `unattributed_ns` add up to e2e, those of the
     second partition to TTFT, both to the nanosecond."""
     record = view.record
-    stretches = list(_walk(view, model))
+    stretches = list(_walk(view))
     parts, unattributed_ns, delayed_by = sum_up(
-        stretches, view.names, view.requests, model.clean_steps
+        stretches, view.names, view.requests, view.model.clean_steps
     )
     ttft_parts: tuple[Part, ...] = ()
     ttft_unattributed_ns: int | None = None
     if record.first_sent_ns is not None:
         first = list(_until_first_token(stretches, view))
         ttft_parts, ttft_unattributed_ns, _ = sum_up(
-            first, view.names, view.requests, model.clean_steps
+            first, view.names, view.requests, view.model.clean_steps
         )
     key = record.request_key
     return Account(
@@ -80,89 +83,115 @@ def attribute(view: RequestView, model: CleanStepModel) -> Account:
         ttft_parts=ttft_parts,
         ttft_unattributed_ns=ttft_unattributed_ns,
         delayed_by=delayed_by,
-        step_ids=tuple(p.step.step_id for p in view.pieces if _share(p.step, key)),
+        step_ids=tuple(p.step.step_id for p in view.pieces if key in p.shares),
         engine_id=view.engine_id,
     )
 
 
-def _walk(view: RequestView, model: CleanStepModel) -> Iterator[Stretch]:
+def _walk(view: RequestView) -> Iterator[Stretch]:
     """The stretches of a life, in order, without a hole."""
     record = view.record
-    key, end_ns = record.request_key, record.sent_ns
-    own = [i for i, piece in enumerate(view.pieces) if _share(piece.step, key)]
+    end_ns = record.sent_ns
+    own = [i for i, piece in enumerate(view.pieces) if record.request_key in piece.shares]
     at_ns = record.received_ns
     if at_ns < view.attached_ns:
         unseen_ns = min(view.attached_ns, end_ns)
         yield Stretch(at_ns, unseen_ns, [Charge("unobserved", unseen_ns - at_ns)])
         at_ns = unseen_ns
-    queued_ns = record.queued_ns
-    if queued_ns is None:
-        # Refused before it was queued, or still open: then the engine's records tell.
-        queued_ns = end_ns if view.finished or not own else view.pieces[own[0]].step.start_ns
-    queued_ns = min(max(queued_ns, at_ns), end_ns)
+    queued_ns = min(max(end_ns if record.queued_ns is None else record.queued_ns, at_ns), end_ns)
     if queued_ns > at_ns:
         yield _in_front_end("frontend.in", at_ns, queued_ns, view)
+    # The engine holds it until its last output; one that was given up or is not finished, to
+    # the end.
+    held_ns = end_ns
+    if view.finished and not _given_up(record):
+        held_ns = min(max(record.finished_ns or queued_ns, queued_ns), end_ns)
     at_ns = queued_ns
-    last = own[-1] if own else len(view.pieces) - 1
-    if record.finished_ns is not None and not own:
-        last = -1
-    for i, piece in enumerate(view.pieces[: last + 1]):
-        if piece.end_ns <= at_ns or piece.start_ns >= end_ns:
+    for stretch in _in_engine(view, own, queued_ns, held_ns):
+        yield stretch
+        at_ns = stretch.end_ns
+    if at_ns < held_ns:
+        yield _unseen_engine(view, at_ns, held_ns)
+        at_ns = held_ns
+    if at_ns < end_ns:
+        yield _in_front_end("frontend.out", at_ns, end_ns, view)
+
+
+def _given_up(record: RequestRecord) -> bool:
+    """The client left, or the engine failed it: nothing tells when the engine let it go."""
+    return record.queued_ns is not None and (
+        record.finished_ns is None or record.finish_reason == "abort"
+    )
+
+
+def _in_engine(
+    view: RequestView, own: Sequence[int], queued_ns: int, held_ns: int
+) -> Iterator[Stretch]:
+    """From the queue to the last output, piece by piece."""
+    key = view.record.request_key
+    at_ns = queued_ns
+    for i, piece in enumerate(view.pieces):
+        if piece.end_ns <= at_ns:
             continue
+        if at_ns >= held_ns or piece.start_ns >= held_ns:
+            return
         if piece.start_ns > at_ns:
-            # Before the first step that was seen the engine was idle; elsewhere steps are missing.
-            idle = piece.step.step_id == 1 or piece.follows
-            cause = "engine.gap" if idle else "unobserved"
+            # Between two steps that follow one another nothing is missing: the engine was idle.
+            cause = "engine.gap" if piece.follows else "unobserved"
             yield Stretch(at_ns, piece.start_ns, [Charge(cause, piece.start_ns - at_ns)])
             at_ns = piece.start_ns
-        until_ns = min(piece.end_ns, end_ns)
-        share = _share(piece.step, key)
-        next_share = share or next(
-            (s for j in own if j > i and (s := _share(view.pieces[j].step, key))), None
-        )
-        before_first = not own or i < own[0]
+        share = piece.shares.get(key)
+        until_ns = min(piece.end_ns, held_ns)
         for section in _within(piece, at_ns, until_ns, view):
             if share is not None:
-                charges = _own(section, piece.step, share, model)
-            elif before_first:
-                charges = _waiting(section, piece.step, queued_ns, key)
+                charges = _own(section, piece, share, view.model)
+            elif not own or i < own[0]:
+                how: How = "measured" if view.finished else "assumed"
+                charges = _waiting(section, piece.step, queued_ns, key, how)
             else:
-                preempted = next_share is not None and next_share.recompute
+                following = own[bisect_right(own, i) :][:1]
+                preempted = any(view.pieces[j].shares[key].recompute for j in following)
                 charges = _passed_over(section, piece.step, key, preempted=preempted)
             yield Stretch(section.start_ns, section.end_ns, charges)
         at_ns = until_ns
-    if at_ns < end_ns:
-        yield from _tail(view, at_ns, end_ns, in_engine=bool(own) or record.queued_ns is not None)
 
 
-def _tail(view: RequestView, at_ns: int, end_ns: int, *, in_engine: bool) -> Iterator[Stretch]:
-    """After the last output: the front end sends it; or, of an unfinished request, the step that
-    is running now, of which nothing is known but what the kernel says."""
-    if view.finished or not in_engine:
-        yield _in_front_end("frontend.out", at_ns, end_ns, view)
-        return
+def _unseen_engine(view: RequestView, at_ns: int, held_ns: int) -> Stretch:
+    """Held by the engine with no step that tells of it. Where it ended well the steps are lost.
+    Where it did not, the step that runs now has not told yet: what is known of it is what the
+    kernel says, and that the loop stands still if it takes far too long."""
+    if view.finished and not _given_up(view.record):
+        return Stretch(at_ns, held_ns, [Charge("unobserved", held_ns - at_ns)])
     lengths = sorted(piece.end_ns - piece.start_ns for piece in view.pieces)
     usual_ns = lengths[len(lengths) // 2] if lengths else 0
-    stalled = end_ns - at_ns > max(STALL_NS, STALL_STEPS * usual_ns)
-    section = view.joined(Section("forward", at_ns, end_ns))
-    rest_ns = section.ns - section.delayed_ns
-    charges = _delays(section.delays)
-    charges.append(Charge("engine.stalled" if stalled else UNATTRIBUTED, rest_ns))
-    yield Stretch(at_ns, end_ns, charges)
+    stalled = held_ns - at_ns > max(STALL_NS, STALL_STEPS * usual_ns)
+    section = view.joined(Section("forward", at_ns, held_ns))
+    rest = Charge("engine.stalled" if stalled else UNATTRIBUTED, section.ns - section.delayed_ns)
+    return Stretch(at_ns, held_ns, [*_delays(section.delays), rest])
 
 
 def _until_first_token(stretches: Sequence[Stretch], view: RequestView) -> Iterator[Stretch]:
-    """The stretches up to the output of the first token, then the front end up to its sending."""
+    """The stretches up to the output of the first token, then the front end up to its sending.
+    Of a reply that was sent whole, all of them."""
     record = view.record
     first_sent_ns = record.first_sent_ns
     assert first_sent_ns is not None
+    if first_sent_ns >= record.sent_ns:
+        yield from stretches
+        # A record that contradicts itself: sent first after it was sent.
+        rest_ns = first_sent_ns - record.sent_ns
+        yield Stretch(record.sent_ns, first_sent_ns, [Charge(UNATTRIBUTED, rest_ns)])
+        return
     key = record.request_key
     output_ns = next(
-        (p.end_ns for p in view.pieces if (s := _share(p.step, key)) and s.output_tokens), None
+        (
+            piece.end_ns
+            for piece in view.pieces
+            if (share := piece.shares.get(key)) is not None and share.output_tokens
+        ),
+        record.first_token_ns,
     )
-    if output_ns is None:
-        output_ns = record.first_token_ns if record.first_token_ns is not None else first_sent_ns
-    output_ns = min(max(output_ns, record.received_ns), first_sent_ns)
+    output_ns = first_sent_ns if output_ns is None else min(output_ns, first_sent_ns)
     at_ns = record.received_ns
     for stretch in stretches:
         if stretch.end_ns > output_ns:
@@ -182,7 +211,8 @@ def _within(piece: Piece, start_ns: int, end_ns: int, view: RequestView) -> Iter
         if (low, high) == (section.start_ns, section.end_ns):
             yield section
         else:
-            yield view.joined(Section(section.kind, low, high))
+            part = view.joined(Section(section.kind, low, high))
+            yield no_more_than(part, section)
 
 
 def _in_front_end(cause: str, start_ns: int, end_ns: int, view: RequestView) -> Stretch:
@@ -195,20 +225,17 @@ def _in_front_end(cause: str, start_ns: int, end_ns: int, view: RequestView) -> 
     return Stretch(start_ns, end_ns, charges)
 
 
-def _waiting(section: Section, step: Step, queued_ns: int, key: int) -> list[Charge]:
+def _waiting(section: Section, step: Step, queued_ns: int, key: int, how: How) -> list[Charge]:
     """Queued, in a step (or the gap before one) that it has no part in."""
     charges = _delays(section.delays)
     rest_ns = section.ns - section.delayed_ns
     if section.kind == "gap":
         return [*charges, Charge("engine.gap", rest_ns)]
+    cause, weigh = _WAITS.get(step.admission, ("queue.wait", _one))
     if queued_ns > step.start_ns + step.schedule_ns:
         # It came when this step's batch was already chosen: it waits for those in it.
-        return [*charges, _by_others("queue.wait", rest_ns, step, key, _scheduled)]
-    if step.admission is Admission.NO_KV_BLOCKS:
-        return [*charges, _by_others("queue.kv_blocks", rest_ns, step, key, _held)]
-    if step.admission is Admission.NO_BUDGET:
-        return [*charges, _by_others("batch.not_scheduled", rest_ns, step, key, _prefilled)]
-    return [*charges, _by_others("queue.wait", rest_ns, step, key, _one)]
+        cause, weigh = "queue.wait", _scheduled
+    return [*charges, _by_others(cause, rest_ns, step, key, weigh, how)]
 
 
 def _passed_over(section: Section, step: Step, key: int, *, preempted: bool) -> list[Charge]:
@@ -222,70 +249,68 @@ def _passed_over(section: Section, step: Step, key: int, *, preempted: bool) -> 
     return [*charges, _by_others("batch.not_scheduled", rest_ns, step, key, _prefilled)]
 
 
-def _own(section: Section, step: Step, share: Share, model: CleanStepModel) -> list[Charge]:
+def _own(section: Section, piece: Piece, share: Share, model: CleanStepModel) -> list[Charge]:
     """In a step that it takes part in."""
     charges = _delays(section.delays)
     rest_ns = section.ns - section.delayed_ns
-    if share.recompute and section.kind != "gap":
-        return [*charges, Charge("preempted", rest_ns)]
     if section.kind == "gap":
         return [*charges, Charge("engine.gap", rest_ns)]
+    if share.recompute:
+        return [*charges, Charge("preempted", rest_ns)]
     if section.kind == "host":
         return [*charges, Charge("engine.host", rest_ns)]
-    return [*charges, *_forward(rest_ns, step, share, model)]
+    return [*charges, *_forward(rest_ns, piece, share, model)]
 
 
-def _forward(rest_ns: int, step: Step, share: Share, model: CleanStepModel) -> list[Charge]:
+def _forward(rest_ns: int, piece: Piece, share: Share, model: CleanStepModel) -> Iterator[Charge]:
     """Splits what a forward pass took, less its known delay, between the request and the others.
 
-    The prediction for the request alone is its own compute; what the others' decodes and the
-    others' prefill add to the prediction is sharing and interference."""
-    others = [other for other in step.shares if other is not share]
-    prefills = [other for other in others if other.phase is Phase.PREFILL]
-    decodes = [other for other in others if other.phase is Phase.DECODE]
-    kin = decodes if share.phase is Phase.DECODE else prefills
-    whole = shape(step.shares)
-    how: How = "modelled" if model.is_fitted(whole) else "assumed"
+    The prediction for the request alone is its own compute; what the others of its own phase add
+    to the prediction, and then those of the other phase, is sharing and interference."""
+    price = piece.price or model.price(piece.step.shares)
+    decoding = share.phase is Phase.DECODE
+    other_decodes = price.decode_tokens - (share.scheduled_tokens if decoding else 0)
+    other_prefill = price.prefill_tokens - (0 if decoding else share.scheduled_tokens)
     alone_ns = model.predict_ns(shape([share]))
-    with_kin_ns = model.predict_ns(shape([share, *kin]))
-    whole_ns = model.predict_ns(whole)
     limit_ns = rest_ns
-    if alone_ns is None or with_kin_ns is None or whole_ns is None:
-        own, by_decodes, by_prefills = share.scheduled_tokens, _tokens(decodes), _tokens(prefills)
+    if price.whole_ns is None or alone_ns is None:
+        weights = [share.scheduled_tokens, other_decodes, other_prefill]
     else:
-        by_kin, by_different = max(0, with_kin_ns - alone_ns), max(0, whole_ns - with_kin_ns)
-        own = alone_ns
-        by_decodes, by_prefills = (
-            (by_kin, by_different) if kin is decodes else (by_different, by_kin)
-        )
-        if how == "modelled":
-            band_ratio = max(model.band_ratio, LEAST_BAND_RATIO)
-            limit_ns = round((own + by_kin + by_different) * (1 + band_ratio))
+        kin_ns = price.decodes_ns if decoding else price.prefills_ns
+        by_kin, by_rest = max(0, kin_ns - alone_ns), max(0, price.whole_ns - kin_ns)
+        weights = [alone_ns, by_kin, by_rest] if decoding else [alone_ns, by_rest, by_kin]
+        limit_ns = round(sum(weights) * (1 + max(price.band_ratio, LEAST_BAND_RATIO)))
+    how: How = "modelled" if price.fitted and price.whole_ns is not None else "assumed"
     spent_ns = min(rest_ns, limit_ns)
-    own_ns, decodes_ns, prefills_ns = split(spent_ns, [own, by_decodes, by_prefills])
-    return [
-        Charge("prefill.compute" if kin is prefills else "decode.compute", own_ns, how),
-        Charge("batch.decode_sharing", decodes_ns, how, tokens=_tokens(decodes)),
-        Charge(
-            "batch.prefill_interference",
-            prefills_ns,
-            how,
-            _shared_out(prefills_ns, prefills, _scheduled),
-            tokens=_tokens(prefills),
-        ),
-        Charge(UNATTRIBUTED, rest_ns - own_ns - decodes_ns - prefills_ns),
-    ]
+    own_ns, decodes_ns, prefills_ns = split(spent_ns, weights)
+    yield Charge("decode.compute" if decoding else "prefill.compute", own_ns, how)
+    yield Charge("batch.decode_sharing", decodes_ns, how, tokens=other_decodes)
+    if prefills_ns:
+        blamed = [s for s in piece.step.shares if s.phase is Phase.PREFILL and s is not share]
+        by_request = _shared_out(prefills_ns, blamed, _scheduled)
+        yield Charge(
+            "batch.prefill_interference", prefills_ns, how, by_request, tokens=other_prefill
+        )
+    yield Charge(UNATTRIBUTED, rest_ns - own_ns - decodes_ns - prefills_ns)
 
 
 def _delays(delays: Sequence[Delay]) -> list[Charge]:
     return [Charge(d.cause, d.ns, blames=d.blames, facts=d.facts) for d in delays]
 
 
-def _by_others(cause: str, ns: int, step: Step, key: int, weigh: Callable[[Share], int]) -> Charge:
+def _by_others(
+    cause: str,
+    ns: int,
+    step: Step,
+    key: int,
+    weigh: Callable[[Share], int],
+    how: How = "measured",
+) -> Charge:
     others = [share for share in step.shares if share.request_key != key]
     if not others:
         return Charge("engine.gap", ns)
-    return Charge(cause, ns, "measured", _shared_out(ns, others, weigh), tokens=_tokens(others))
+    tokens = sum(share.scheduled_tokens for share in others)
+    return Charge(cause, ns, how, _shared_out(ns, others, weigh), tokens=tokens)
 
 
 def _shared_out(ns: int, shares: Sequence[Share], weigh: Callable[[Share], int]) -> dict[int, int]:
@@ -313,9 +338,8 @@ def _one(share: Share) -> int:
     return 1
 
 
-def _tokens(shares: Sequence[Share]) -> int:
-    return sum(share.scheduled_tokens for share in shares)
-
-
-def _share(step: Step, key: int) -> Share | None:
-    return next((share for share in step.shares if share.request_key == key), None)
+# Why it waits, by what the scheduler says, and how the blame is shared out.
+_WAITS: Mapping[Admission, tuple[str, Callable[[Share], int]]] = {
+    Admission.NO_KV_BLOCKS: ("queue.kv_blocks", _held),
+    Admission.NO_BUDGET: ("batch.not_scheduled", _prefilled),
+}

@@ -99,6 +99,8 @@ class Readings:
     rank_steps: list[RankStep] = field(default_factory=list)
     opened: list[RequestOpen] = field(default_factory=list)
     closed: list[RequestRecord] = field(default_factory=list)
+    # request_keys of opened requests that cannot be open any more: their end was lost
+    forgotten: list[int] = field(default_factory=list)
     facts: Facts = field(default_factory=no_facts)
     # Facts are complete up to this time; None: this source brings none.
     facts_complete_ns: int | None = None

@@ -10,14 +10,15 @@ line by one fixed precedence, each nanosecond once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from dsagent.agent.fact_store import FactIndex
 from dsagent.agent.facts import Facts, Kind
-from dsagent.instrumentation.records import Step
+from dsagent.agent.model import Price
+from dsagent.instrumentation.records import Share, Step
 
 SectionKind = Literal["gap", "host", "forward"]
 
@@ -78,7 +79,9 @@ class Piece:
     start_ns: int
     end_ns: int
     sections: tuple[Section, ...]
-    follows: bool  # the step before it is known: nothing lies unseen between the two
+    follows: bool  # nothing lies unseen between this step and the one read before
+    shares: Mapping[int, Share]  # by request_key
+    price: Price | None = None  # None until joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +96,10 @@ class Watched:
     gang: frozenset[int]
 
 
-def cut(step: Step, previous_output_ns: int | None) -> Piece:
+def cut(step: Step, previous_output_ns: int | None, *, follows: bool = True) -> Piece:
     """The piece of `step`, its sections still without delays. With overlapping steps (async
-    scheduling) what lies before the previous output belongs to the step before."""
+    scheduling) what lies before the previous output belongs to the step before. Without a
+    previous output it begins with the step; `follows` says whether steps are missing there."""
     start_ns = step.start_ns if previous_output_ns is None else previous_output_ns
     start_ns = min(start_ns, step.end_ns)
     sections: list[Section] = []
@@ -112,7 +116,8 @@ def cut(step: Step, previous_output_ns: int | None) -> Piece:
         if high_ns > low_ns:
             sections.append(Section(kind, low_ns, high_ns))
         reached_ns = high_ns
-    return Piece(step, start_ns, step.end_ns, tuple(sections), previous_output_ns is not None)
+    shares = {share.request_key: share for share in step.shares}
+    return Piece(step, start_ns, step.end_ns, tuple(sections), follows, shares)
 
 
 Interval = tuple[int, int, int, int, int]  # rank in PRECEDENCE, start, end, culprit pid, its tid
@@ -180,7 +185,7 @@ class Joiner:
         step_id = piece.step.step_id
         if not near and step_id not in self._summed:
             return piece
-        return _with_sections(piece, [self._lay(s, near, step_id) for s in piece.sections])
+        return replace(piece, sections=tuple(self._lay(s, near, step_id) for s in piece.sections))
 
     def section(self, section: Section) -> Section:
         """`section` with its delays. Summed facts have no place in one that was cut."""
@@ -271,23 +276,30 @@ def blame_by_capacity(
     )
 
 
-def bound_forward(piece: Piece, predicted_forward_ns: int) -> Piece:
-    """`piece` with no more charged in forward than it took beyond the model's prediction: a
+def priced(piece: Piece, price: Price) -> Piece:
+    """`piece` with its price, and with no more charged in forward than it took beyond that: a
     thread that waited while the others had its work done delayed nobody. Stops are certain and
     stay whole."""
-    return _with_sections(
-        piece,
-        [
-            _bounded(section, section.delays, section.ns - predicted_forward_ns)
+    sections = piece.sections
+    if price.whole_ns is not None:
+        sections = tuple(
+            _bounded(section, section.delays, section.ns - price.whole_ns)
             if section.kind == "forward"
             else section
-            for section in piece.sections
-        ],
-    )
+            for section in sections
+        )
+    return replace(piece, sections=sections, price=price)
 
 
-def _with_sections(piece: Piece, sections: Sequence[Section]) -> Piece:
-    return Piece(piece.step, piece.start_ns, piece.end_ns, tuple(sections), piece.follows)
+def no_more_than(part: Section, whole: Section) -> Section:
+    """A part cut out of `whole`, charged for each cause with no more than the whole is."""
+    most = {delay.cause: delay.ns for delay in whole.delays}
+    delays = []
+    for delay in part.delays:
+        ns = min(delay.ns, most.get(delay.cause, 0))
+        if ns:
+            delays.append(Delay(delay.cause, ns, delay.facts, _scaled(delay.blames, ns)))
+    return replace(part, delays=tuple(delays))
 
 
 def _bounded(section: Section, delays: Sequence[Delay], most_ns: int) -> Section:

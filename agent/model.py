@@ -53,6 +53,20 @@ def shape(shares: Sequence[Share]) -> Shape:
     return Shape(tokens, prefill_context, decode_context, len(shares))
 
 
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What the model says of one step, and what the step held: computed once, though every
+    request in the batch asks for it."""
+
+    whole_ns: int | None  # None: no prediction, this shape is unknown
+    decodes_ns: int  # of the decodes alone
+    prefills_ns: int  # of the prefills alone
+    decode_tokens: int
+    prefill_tokens: int
+    band_ratio: float
+    fitted: bool  # on enough clean steps
+
+
 def _segment(tokens: int) -> int:
     return next((i for i, knot in enumerate(KNOTS) if tokens <= knot), len(KNOTS))
 
@@ -141,11 +155,23 @@ class CleanStepModel:
         (measured − predicted) ÷ predicted over the clean steps it was fitted on."""
         return self._band_ratio
 
-    def is_fitted(self, item: Shape) -> bool:
-        """False where a prediction for this shape would be a guess: `assumed`."""
-        return (
-            self.clean_steps >= ENOUGH_STEPS
-            and len(self._rows.get(_segment(item.tokens), ())) >= ENOUGH_IN_SEGMENT
+    def knows(self, item: Shape) -> bool:
+        """False where a prediction would be a guess: steps of about this size are wanting."""
+        return len(self._rows.get(_segment(item.tokens), ())) >= ENOUGH_IN_SEGMENT
+
+    def price(self, shares: Sequence[Share]) -> Price:
+        """Of a step with these shares. `fitted` only from 200 clean steps on."""
+        whole = shape(shares)
+        decodes = shape([share for share in shares if share.phase is Phase.DECODE])
+        prefills = shape([share for share in shares if share.phase is Phase.PREFILL])
+        return Price(
+            self.predict_ns(whole) if self.knows(whole) else None,
+            self.predict_ns(decodes) or 0,
+            self.predict_ns(prefills) or 0,
+            decodes.tokens,
+            prefills.tokens,
+            self._band_ratio,
+            self.clean_steps >= ENOUGH_STEPS,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from account_facts import fact, record, share, step
 from account_facts import facts as make_facts
@@ -12,7 +13,13 @@ from hypothesis import strategies as st
 from dsagent.agent.account import CAUSES, Account
 from dsagent.agent.accountant import Accountant
 from dsagent.agent.facts import Kind, Readings
-from dsagent.instrumentation.records import Admission, Phase, RequestRecord, Step
+from dsagent.instrumentation.records import (
+    Admission,
+    Phase,
+    RequestOpen,
+    RequestRecord,
+    Step,
+)
 
 MS = 1_000_000
 PREFILL = Phase.PREFILL
@@ -102,7 +109,7 @@ def test_what_lies_before_the_attach_is_unobserved() -> None:
     found = account(life(1, 0, 15, 200, 200, 210), steps, attached=100)
     check_sums(found)
     assert found.partial
-    assert parts(found)["unobserved"] == 120
+    assert parts(found)["unobserved"] == 100
 
 
 def test_waiting_is_charged_by_the_reason_the_scheduler_gave() -> None:
@@ -315,3 +322,149 @@ def test_whatever_comes_the_parts_add_up(seed: int) -> None:
     assert len(accounts) == 5
     for found in accounts:
         check_sums(found)
+
+
+def opened(key: int, received: int) -> RequestOpen:
+    return RequestOpen(key, f"req-{key}", key, key, None, None, received, 10, 20)
+
+
+def decodes(count: int, *keys: int, length: int = 20 * MS, first_id: int = 1) -> list[Step]:
+    shares = tuple(share(key) for key in keys)
+    return [
+        step(first_id + i, start=i * length, end=(i + 1) * length, forward=length, shares=shares)
+        for i in range(count)
+    ]
+
+
+def test_a_client_that_leaves_a_hanging_engine_waited_for_the_engine() -> None:
+    """The step that hangs never ends: what it was is not known, but it was not the front end."""
+    gone = replace(
+        life(1, 0, 0, 20 * MS, 0, 30_000 * MS),
+        finished_ns=None,
+        finish_reason="abort",
+        error="client_disconnect",
+    )
+    found = account(gone, decodes(10, 1))
+    check_sums(found)
+    assert "frontend.out" not in parts(found)
+    assert parts(found)["engine.stalled"] == 30_000 * MS - 200 * MS
+
+
+def test_a_client_that_leaves_while_preempted_waited_for_those_who_ran() -> None:
+    steps = [*decodes(2, 1), *decodes(8, 7, first_id=3)]
+    steps = [
+        replace(s, start_ns=i * 20 * MS, end_ns=(i + 1) * 20 * MS) for i, s in enumerate(steps)
+    ]
+    gone = replace(life(1, 0, 0, 20 * MS, 0, 200 * MS), finished_ns=None, finish_reason="abort")
+    found = account(gone, steps)
+    check_sums(found)
+    assert parts(found) == {"decode.compute": 40 * MS, "batch.not_scheduled": 160 * MS}
+
+
+def test_an_unfinished_request_in_the_queue_waits_there() -> None:
+    accountant = Accountant(0)
+    busy = [replace(s, admission=Admission.NO_PLACE) for s in decodes(10, 7)]
+    accountant.add(Readings(opened=[opened(1, 5 * MS)], steps=busy, facts_complete_ns=10**15))
+    accountant.due(200 * MS)
+    found = accountant.find("req-1", 200 * MS)
+    assert found is not None
+    check_sums(found)
+    assert not found.finished
+    assert parts(found) == {"queue.wait": 195 * MS}
+    assert found.parts[0].how == "assumed"
+
+
+def test_an_unfinished_request_of_a_hanging_loop_is_stalled() -> None:
+    accountant = Accountant(0)
+    accountant.add(Readings(opened=[opened(1, 0)], steps=decodes(10, 1), facts_complete_ns=10**15))
+    accountant.due(200 * MS)
+    found = accountant.find(f"{1:032x}", 5_200 * MS)
+    assert found is not None
+    check_sums(found)
+    assert found.top is not None
+    assert (found.top.cause, found.top.ns) == ("engine.stalled", 5_000 * MS)
+
+
+def test_lost_steps_are_unobserved_not_the_front_end() -> None:
+    kept = decodes(100, 1)[:20]
+    found = account(life(1, 0, 0, 20 * MS, 2_000 * MS, 2_001 * MS), kept)
+    check_sums(found)
+    assert parts(found)["unobserved"] == 1_600 * MS
+    assert parts(found)["frontend.out"] == 1 * MS
+
+
+def test_ttft_of_a_reply_sent_whole_is_the_whole_account() -> None:
+    whole = replace(life(1, 0, 0, 20 * MS, 200 * MS, 201 * MS), first_sent_ns=201 * MS)
+    found = account(whole, decodes(10, 1))
+    check_sums(found)
+    assert {p.cause: p.ns for p in found.ttft_parts} == parts(found)
+
+
+def test_what_lies_idle_after_attaching_was_seen_to_be_idle() -> None:
+    late = step(5000, start=500, end=600, forward=100, shares=(share(1),))
+    found = account(life(1, 150, 200, 600, 600, 600), [late], attached=100)
+    check_sums(found)
+    assert parts(found) == {"frontend.in": 50, "engine.gap": 300, "decode.compute": 100}
+
+
+def test_excess_is_not_compute_even_before_the_model_is_fitted() -> None:
+    steps = decodes(150, 1)
+    slow = step(151, start=3_000 * MS, end=5_000 * MS, forward=2_000 * MS, shares=(share(1),))
+    found = account(life(1, 0, 0, 20 * MS, slow.end_ns, slow.end_ns), [*steps, slow])
+    check_sums(found)
+    assert found.unattributed_ns > 1_900 * MS
+
+
+def test_a_team_mate_that_waits_in_a_step_of_the_usual_length_delays_nobody() -> None:
+    """Not even one who came in the middle of the step."""
+    accountant = Accountant(0)
+    step_id, at = learnt(accountant)
+    gang = fact(Kind.ONCPU, at - 5, at, tid=12, ns=9 * MS, exact=0, step_id=step_id - 1)
+    other = step(step_id, start=at, end=at + 10 * MS, forward=10 * MS, shares=(share(7),))
+    mine = step(
+        step_id + 1, start=other.end_ns, end=other.end_ns + 10 * MS, forward=10 * MS,
+        shares=(share(1),),
+    )  # fmt: skip
+    accountant.add(Readings(facts=make_facts(gang), facts_complete_ns=10**15))
+    accountant.add(
+        Readings(
+            steps=[other, mine],
+            closed=[life(1, at + MS, at + MS, mine.end_ns, mine.end_ns, mine.end_ns)],
+            facts=make_facts(fact(Kind.RUNQUEUE, at + MS, at + 9 * MS, tid=12)),
+            facts_complete_ns=10**15,
+        )
+    )
+    (found,) = accountant.due(10**15)
+    check_sums(found)
+    assert parts(found).get("cpu.runqueue", 0) < MS
+
+
+def test_switching_the_kernel_off_moves_its_share_to_unattributed() -> None:
+    shares: dict[bool, tuple[int, int]] = {}
+    for on in (True, False):
+        accountant = Accountant(0)
+        step_id, at = learnt(accountant)
+        slow = [
+            step(step_id + i, start=at + i * 50 * MS, end=at + (i + 1) * 50 * MS,
+                 forward=50 * MS, shares=(share(1),))
+            for i in range(10)
+        ]  # fmt: skip
+        lost = [fact(Kind.RUNQUEUE, s.start_ns + MS, s.start_ns + 41 * MS, tid=11) for s in slow]
+        if not on:
+            accountant.source_off("kernel")
+        end = slow[-1].end_ns
+        accountant.add(
+            Readings(
+                steps=slow,
+                closed=[life(1, at, at, slow[0].end_ns, end, end)],
+                facts=make_facts(*(lost if on else [])),
+                facts_complete_ns=10**15,
+            )
+        )
+        (found,) = accountant.due(10**15)
+        check_sums(found)
+        shares[on] = (parts(found).get("cpu.runqueue", 0), found.unattributed_ns)
+    assert shares[True][0] > 380 * MS
+    assert shares[False][0] == 0
+    moved = shares[False][1] - shares[True][1]
+    assert abs(moved - shares[True][0]) < 0.1 * shares[True][0]

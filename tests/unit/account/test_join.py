@@ -14,10 +14,11 @@ from dsagent.agent.join import (
     Piece,
     Watched,
     blame_by_capacity,
-    bound_forward,
     cut,
+    priced,
     split,
 )
+from dsagent.agent.model import Price
 
 
 def join_piece(piece: Piece, found: Facts, watched: Watched) -> Piece:
@@ -105,7 +106,7 @@ def test_forward_is_charged_no_more_than_its_excess_but_stops_whole() -> None:
         facts(fact(Kind.RUNQUEUE, 0, 60, tid=12), fact(Kind.STOPPED, 60, 90, tid=11)),
         WATCHED,
     )
-    bounded = bound_forward(piece, predicted_forward_ns=50)
+    bounded = priced(piece, Price(50, 50, 0, 1, 0, 0.0, True))
     assert {d.cause: d.ns for d in bounded.sections[0].delays} == {
         "process.stopped": 30,
         "cpu.runqueue": 20,
