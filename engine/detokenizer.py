@@ -56,18 +56,15 @@ class StopStrings:
         if self.stopped:
             return ""
         text = self._held + piece
-        found: tuple[int, int] | None = None  # end, start: the smallest is the winner
-        for stop in self._stops:
-            start = text.find(stop)
-            if start >= 0 and (found is None or (start + len(stop), start) < found):
-                found = (start + len(stop), start)
-        if found is not None:
+        # The first to end wins, and of these the first to begin.
+        found = [(start + len(s), start) for s in self._stops if (start := text.find(s)) >= 0]
+        if found:
             self.stopped = True
             self._held = ""
-            return text[: found[1]]
-        keep = self._may_begin(text)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+            return text[: min(found)[1]]
+        out = len(text) - self._may_begin(text)
+        self._held = text[out:]
+        return text[:out]
 
     def finish(self) -> str:
         """What was held back, once no more text can come."""
@@ -76,10 +73,10 @@ class StopStrings:
 
     def _may_begin(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""
-        longest = 0
-        for stop in self._stops:
-            for length in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest
+        begins = (
+            length
+            for stop in self._stops
+            for length in range(1, min(len(stop), len(text) + 1))
+            if text.endswith(stop[:length])
+        )
+        return max(begins, default=0)

@@ -10,10 +10,13 @@ import gguf
 import torch
 from torch import Tensor
 
-from .checkpoint import BpeTokenizer, Checkpoint, ModelNotLoadable
+from .chat_template import ChatTemplate
+from .checkpoint import Checkpoint, ModelNotLoadable
 from .llama import LlamaConfig
+from .tokenizer import TextTokenizer, byte_level_bpe
 
 _CONTROL = int(gguf.TokenType.CONTROL)
+_SINGLE_DIGITS = {"smollm": True, "gpt-2": False, "default": False}  # by pre-tokeniser
 _ENDS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>")
 
 _NAMES = {
@@ -48,11 +51,12 @@ def open_gguf(path: Path) -> Checkpoint:
 
     if (architecture := field("general.architecture")) != "llama":
         raise ModelNotLoadable(f"{path.name} holds a {architecture} model, not a Llama")
+    tokens = field("tokenizer.ggml.tokens")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     heads = field("llama.attention.head_count")
     hidden = field("llama.embedding_length")
     config = LlamaConfig(
-        vocab_size=len(field("tokenizer.ggml.tokens")),
+        vocab_size=len(tokens),
         hidden_size=hidden,
         intermediate_size=field("llama.feed_forward_length"),
         num_hidden_layers=field("llama.block_count"),
@@ -76,10 +80,12 @@ def open_gguf(path: Path) -> Checkpoint:
             values = pairs.transpose(1, 2).reshape(values.shape)
         return values
 
-    tokenizer = _tokenizer(field)
-    ends = {tokenizer.tokens[i]: i for i in tokenizer.control_ids if tokenizer.tokens[i] in _ENDS}
+    ends = {index for index, token in enumerate(tokens) if token in _ENDS}
     return Checkpoint(
-        config, weights, tokenizer, frozenset({tokenizer.eos_token_id, *ends.values()})
+        config,
+        weights,
+        _tokenizer(field, tokens),
+        frozenset(ends | {field("tokenizer.ggml.eos_token_id")}),
     )
 
 
@@ -91,18 +97,23 @@ def _gguf_name(name: str) -> str:
     return f"blk.{layer[1]}.{_NAMES[layer[2]]}.{kind}"
 
 
-def _tokenizer(field: Any) -> BpeTokenizer:
+def _tokenizer(field: Any, tokens: list[str]) -> TextTokenizer:
     if (model := field("tokenizer.ggml.model")) != "gpt2":
         raise ModelNotLoadable(f"tokenizer {model!r} is not byte-level BPE")
-    types = field("tokenizer.ggml.token_type")
-    bos = field("tokenizer.ggml.bos_token_id", -1)
-    return BpeTokenizer(
-        tokens=tuple(field("tokenizer.ggml.tokens")),
-        control_ids=frozenset(i for i, kind in enumerate(types) if kind == _CONTROL),
-        merges=tuple(field("tokenizer.ggml.merges")),
-        pre=field("tokenizer.ggml.pre", "default"),
-        chat_template=field("tokenizer.chat_template", "") or None,
-        bos_token_id=bos if bos >= 0 else None,
-        eos_token_id=field("tokenizer.ggml.eos_token_id"),
-        add_bos=field("tokenizer.ggml.add_bos_token", False),
+    if (pre := field("tokenizer.ggml.pre", "default")) not in _SINGLE_DIGITS:
+        raise ModelNotLoadable(f"unknown pre-tokeniser {pre!r}")
+    kinds = field("tokenizer.ggml.token_type")
+    bos_id = field("tokenizer.ggml.bos_token_id", -1)
+    bos = tokens[bos_id] if bos_id >= 0 else ""
+    merges = [merge.split(" ", 1) for merge in field("tokenizer.ggml.merges")]
+    tokenizer = byte_level_bpe(
+        {token: index for index, token in enumerate(tokens)},
+        [(left, right) for left, right in merges],
+        special=[token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL],
+        bos=bos if field("tokenizer.ggml.add_bos_token", False) else "",
+        single_digits=_SINGLE_DIGITS[pre],
     )
+    text = field("tokenizer.chat_template", "")
+    eos = tokens[field("tokenizer.ggml.eos_token_id")]
+    template = ChatTemplate(text, bos_token=bos, eos_token=eos) if text else None
+    return TextTokenizer(tokenizer, template)

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
+from tokenizers import Tokenizer
 from torch import Tensor
 
-from .checkpoint import Checkpoint, FolderTokenizer, ModelNotLoadable
+from .chat_template import ChatTemplate
+from .checkpoint import Checkpoint, ModelNotLoadable
 from .llama import LlamaConfig
+from .tokenizer import TextTokenizer
 
 
 def open_folder(folder: Path) -> Checkpoint:
@@ -34,7 +37,7 @@ def open_folder(folder: Path) -> Checkpoint:
     return Checkpoint(
         _config(spec, tied="lm_head.weight" not in files),
         weights,
-        FolderTokenizer(folder),
+        read_tokenizer(folder),
         frozenset(ends if isinstance(ends, list) else [ends]),
     )
 
@@ -73,6 +76,39 @@ def _weight_files(folder: Path) -> dict[str, Path]:
     path = folder / "model.safetensors"
     with safe_open(path, framework="pt") as file:
         return dict.fromkeys(file.keys(), path)
+
+
+def read_tokenizer(folder: Path) -> TextTokenizer:
+    """tokenizer.json with the chat template beside it. Raises ModelNotLoadable, OSError,
+    ValueError."""
+    path = folder / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    # The library raises bare Exception for whatever it cannot read.
+    except Exception as error:
+        raise ModelNotLoadable(f"cannot read {path}: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return TextTokenizer(tokenizer, _chat_template(folder))
+
+
+def _chat_template(folder: Path) -> ChatTemplate | None:
+    config_path, template_path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    config = _read_json(config_path) if config_path.exists() else {}
+    text = config.get("chat_template")
+    if template_path.exists():
+        text = template_path.read_text("utf-8")
+    if isinstance(text, list):  # several by name
+        text = {item["name"]: item["template"] for item in text}.get("default")
+    if text is None:
+        return None
+
+    def special(name: str) -> str:
+        """A special token is there as a string or as an object."""
+        token = config.get(name)
+        return str(token["content"] if isinstance(token, dict) else token or "")
+
+    return ChatTemplate(text, bos_token=special("bos_token"), eos_token=special("eos_token"))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -11,30 +11,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from .checkpoint import (
-    BpeTokenizer,
-    ByteTokenizer,
-    Checkpoint,
-    FolderTokenizer,
-    ModelNotLoadable,
-    TokenizerSource,
-)
+from .checkpoint import Checkpoint, ModelNotLoadable
 from .gguf_file import open_gguf
 from .hf_folder import open_folder
-from .llama import Llama, LlamaConfig
+from .llama import Llama
 from .model import Model
 from .tiny import open_tiny
-
-__all__ = [
-    "BpeTokenizer",
-    "ByteTokenizer",
-    "FolderTokenizer",
-    "LoadedModel",
-    "ModelNotLoadable",
-    "TokenizerSource",
-    "load_model",
-    "open_checkpoint",
-]
+from .tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +26,7 @@ class LoadedModel:
 
     name: str  # its id in the API
     model: Model
-    config: LlamaConfig
-    tokenizer_source: TokenizerSource
+    tokenizer: TextTokenizer
     eos_token_ids: frozenset[int]
 
 
@@ -77,8 +59,7 @@ def _load(name_or_dir: str, device: str | None) -> LoadedModel:
     return LoadedModel(
         name=Path(name_or_dir).resolve().name if Path(name_or_dir).is_dir() else name_or_dir,
         model=model,
-        config=checkpoint.config,
-        tokenizer_source=checkpoint.tokenizer,
+        tokenizer=checkpoint.tokenizer,
         eos_token_ids=checkpoint.eos_token_ids,
     )
 

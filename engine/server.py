@@ -21,7 +21,6 @@ from .frontend import Frontend
 from .loader import LoadedModel, load_model
 from .loop import Engine
 from .observe import StepObserver
-from .tokenizer import TextTokenizer, load_tokenizer
 from .uploads import Uploads
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -47,12 +46,9 @@ def serve(
     try:
         with _bind(host, port) as listener:
             loaded = load_model(model)
-            tokenizer = load_tokenizer(loaded.tokenizer_source)
             _quieten()
             return asyncio.run(
-                _serve(
-                    listener, loaded, tokenizer, config, observer, announce, limits or HttpLimits()
-                )
+                _serve(listener, loaded, config, observer, announce, limits or HttpLimits())
             )
     except (_ServeError, ModelNotLoadable) as error:
         print(f"error: cannot serve {model}: {error}", file=sys.stderr)
@@ -66,7 +62,6 @@ def serve(
 async def _serve(
     listener: socket.socket,
     loaded: LoadedModel,
-    tokenizer: TextTokenizer,
     config: EngineConfig,
     observer: StepObserver,
     announce: Callable[[str], None],
@@ -75,7 +70,7 @@ async def _serve(
     frontend = Frontend(
         model=loaded.name,
         vocab_size=loaded.model.vocab_size,
-        tokenizer=tokenizer,
+        tokenizer=loaded.tokenizer,
         observer=observer,
         max_requests=limits.max_requests,
     )

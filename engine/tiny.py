@@ -7,8 +7,10 @@ import zlib
 import torch
 from torch import Tensor
 
-from .checkpoint import ByteTokenizer, Checkpoint
+from .chat_template import ChatTemplate
+from .checkpoint import Checkpoint
 from .llama import LlamaConfig
+from .tokenizer import BYTE_LEVEL, TextTokenizer, byte_level_bpe
 
 _CONFIG = LlamaConfig(
     vocab_size=258,  # the bytes, begin, end
@@ -22,11 +24,21 @@ _CONFIG = LlamaConfig(
     max_position_embeddings=2048,
     rope_theta=10000.0,
 )
+_CHAT = (
+    "{{ bos_token }}{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n"
+    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
 
 
 def open_tiny() -> Checkpoint:
-    """The same weights on every machine."""
-    return Checkpoint(_CONFIG, _weights, ByteTokenizer(), frozenset({ByteTokenizer().eos_token_id}))
+    """The same weights on every machine. Token i is byte i; then come the two special ones."""
+    begin, end = "<s>", "</s>"
+    vocabulary = {**BYTE_LEVEL, begin: 256, end: 257}
+    tokenizer = byte_level_bpe(vocabulary, [], special=[begin, end], bos=begin)
+    template = ChatTemplate(_CHAT, bos_token=begin, eos_token=end)
+    return Checkpoint(
+        _CONFIG, _weights, TextTokenizer(tokenizer, template), frozenset({vocabulary[end]})
+    )
 
 
 def _weights(name: str) -> Tensor:

@@ -89,9 +89,7 @@ def test_an_abort_frees_everything_before_the_next_step(new_engine: NewEngine) -
 def test_the_end_of_sequence_stops_unless_ignored(tiny: LoadedModel) -> None:
     for ignore_eos, reason in ((False, "stop"), (True, "length")):
         watcher = Watcher()
-        everything = LoadedModel(
-            "t", tiny.model, tiny.config, tiny.tokenizer_source, frozenset(range(258))
-        )
+        everything = LoadedModel("t", tiny.model, tiny.tokenizer, frozenset(range(258)))
         engine = Engine(everything, EngineConfig(), observer=watcher, on_outputs=watcher.take)
         engine.submit("a", [1], SamplingParams(max_tokens=3, ignore_eos=ignore_eos))
         finish(engine)

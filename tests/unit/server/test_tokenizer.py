@@ -1,4 +1,4 @@
-"""Tokenizers built from a GGUF's vocabulary, from a folder, and of plain bytes; chat templates."""
+"""Byte-level BPE, tokenizers in a folder and of plain bytes; chat templates."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from dsagent.engine.chat_template import ChatTemplate, ChatTemplateError
-from dsagent.engine.checkpoint import BpeTokenizer, ByteTokenizer, FolderTokenizer, ModelNotLoadable
+from dsagent.engine.checkpoint import ModelNotLoadable
 from dsagent.engine.detokenizer import Detokenizer
-from dsagent.engine.tokenizer import load_tokenizer
+from dsagent.engine.hf_folder import read_tokenizer
+from dsagent.engine.tiny import open_tiny
+from dsagent.engine.tokenizer import TextTokenizer, byte_level_bpe
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}{% endfor %}"
-BPE = BpeTokenizer(
-    tokens=("<s>", "</s>", *ALPHABET, "he", "llo", "lo", "hello"),
-    control_ids=frozenset({0, 1}),
-    merges=("h e", "l o", "l lo", "he llo"),
-    pre="smollm",
-    chat_template=TEMPLATE,
-    bos_token_id=0,
-    eos_token_id=1,
-    add_bos=False,
+TOKENS = ("<s>", "</s>", *ALPHABET, "he", "llo", "lo", "hello")
+BPE = TextTokenizer(
+    byte_level_bpe(
+        {token: index for index, token in enumerate(TOKENS)},
+        [("h", "e"), ("l", "o"), ("l", "lo"), ("he", "llo")],
+        special=["<s>", "</s>"],
+        single_digits=True,
+    ),
+    ChatTemplate(TEMPLATE),
 )
 
 
@@ -36,33 +38,30 @@ def decode(table: object, ids: list[int]) -> str:
 
 @given(st.text(max_size=30))
 def test_bpe_round_trip(text: str) -> None:
-    tokenizer = load_tokenizer(BPE)
-    assert decode(tokenizer.token_bytes, tokenizer.encode(text)) == text.replace(
-        "</s>", ""
-    ).replace("<s>", "")
+    said = decode(BPE.token_bytes, BPE.encode(text))
+    assert said == text.replace("</s>", "").replace("<s>", "")
 
 
-@given(st.lists(st.integers(0, len(BPE.tokens) - 1), max_size=20))
+@given(st.lists(st.integers(0, len(TOKENS) - 1), max_size=20))
 def test_any_ids_decode_as_the_library_decodes_them(ids: list[int]) -> None:
-    reference = Tokenizer(models.BPE({token: i for i, token in enumerate(BPE.tokens)}, []))
+    reference = Tokenizer(models.BPE({token: i for i, token in enumerate(TOKENS)}, []))
     reference.decoder = decoders.ByteLevel()
     reference.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>")])
-    assert decode(load_tokenizer(BPE).token_bytes, ids) == reference.decode(ids)
+    assert decode(BPE.token_bytes, ids) == reference.decode(ids)
 
 
 def test_merges_special_tokens_and_single_digits() -> None:
-    tokens = BPE.tokens
-    ids = load_tokenizer(BPE).encode("hello</s>12")
-    assert [tokens[index] for index in ids] == ["hello", "</s>", "1", "2"]
+    ids = BPE.encode("hello</s>12")
+    assert [TOKENS[index] for index in ids] == ["hello", "</s>", "1", "2"]
 
 
 def test_chat_writes_its_own_special_tokens() -> None:
-    ids = load_tokenizer(BPE).encode_chat([{"role": "user", "content": "hello"}])
-    assert [BPE.tokens[index] for index in ids] == ["<s>", "hello"]
+    ids = BPE.encode_chat([{"role": "user", "content": "hello"}])
+    assert [TOKENS[index] for index in ids] == ["<s>", "hello"]
 
 
 def test_bytes() -> None:
-    tokenizer = load_tokenizer(ByteTokenizer())
+    tokenizer = open_tiny().tokenizer
     ids = tokenizer.encode("é")
     assert ids == [256, 0xC3, 0xA9]
     assert decode(tokenizer.token_bytes, ids) == "é"
@@ -77,13 +76,13 @@ def test_a_folder_with_a_template_in_its_config(tmp_path: Path) -> None:
     tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
     tokenizer.add_tokens([AddedToken("naïve", special=False)])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    plain = load_tokenizer(FolderTokenizer(tmp_path))
+    plain = read_tokenizer(tmp_path)
     with pytest.raises(ChatTemplateError, match="no chat template"):
         plain.encode_chat([{"role": "user", "content": "hi"}])
 
     config = {"chat_template": "{{ bos_token }}" + TEMPLATE, "bos_token": {"content": "<s>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    folder = load_tokenizer(FolderTokenizer(tmp_path))
+    folder = read_tokenizer(tmp_path)
     ids = folder.encode_chat([{"role": "user", "content": "naïve é"}])
     assert ids[:3] == [256, 256, 257]
     assert decode(folder.token_bytes, ids) == "naïve é"
@@ -96,7 +95,7 @@ def test_a_folder_with_sentencepiece_pieces(tmp_path: Path) -> None:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    folder = load_tokenizer(FolderTokenizer(tmp_path))
+    folder = read_tokenizer(tmp_path)
     assert decode(folder.token_bytes, [4, 1, 2, 3]) == tokenizer.decode([4, 1, 2, 3]) == " café "
 
 
@@ -105,7 +104,7 @@ def test_a_folder_without_a_usable_tokenizer(tmp_path: Path, content: str | None
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ModelNotLoadable, match="tokenizer"):
-        load_tokenizer(FolderTokenizer(tmp_path))
+        read_tokenizer(tmp_path)
 
 
 def test_templates_run_as_published_ones_expect() -> None:
