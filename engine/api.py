@@ -24,7 +24,7 @@ from .chat_template import ChatTemplateError
 from .connection import EXTENSION, ClientGone, Connection
 from .frontend import Frontend
 from .observe import RequestLife
-from .protocol import ApiError, Ask, model_of, parse_body, parse_chat, parse_completion
+from .protocol import ApiError, Ask, parse_ask, parse_body
 from .reply import Reply
 from .uploads import Uploads
 
@@ -101,17 +101,15 @@ class Generate:
             frontend.release(call, connection)
 
     def _ask(self, body: dict[str, object]) -> Ask:
-        model = model_of(body)
-        if model != self._frontend.model:
+        ask = parse_ask(body, chat=self._chat, vocab_size=self._frontend.vocab_size)
+        if ask.model != self._frontend.model:
             raise ApiError(
                 404,
-                f"no model {model[:100]!r} here, only {self._frontend.model!r}",
+                f"no model {ask.model[:100]!r} here, only {self._frontend.model!r}",
                 param="model",
                 code="model_not_found",
             )
-        if self._chat:
-            return parse_chat(body)
-        return parse_completion(body, vocab_size=self._frontend.vocab_size)
+        return ask
 
     async def _stream(self, call: Call, reply: Reply, answer: _Answer) -> None:
         await answer.start(200, b"text/event-stream; charset=utf-8")

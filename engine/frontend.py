@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from time import monotonic_ns
 
 from .call import Call, stopping
 from .connection import ClientGone, Connection
 from .loop import Engine
 from .observe import RequestLife, StepObserver
-from .protocol import ApiError, Ask
+from .protocol import ApiError, Ask, Messages
 from .request import EngineStopped, RequestRefused, SamplingParams, TokenOutput
 from .tokenizer import TextTokenizer
 
@@ -74,12 +75,14 @@ class Frontend:
 
     async def tokenise(self, ask: Ask) -> Sequence[int]:
         """The prompt's token ids. Raises ApiError for one that cannot fit, ChatTemplateError."""
-        if ask.token_ids is not None:
-            return ask.token_ids
-        if ask.text is not None:
-            chars = len(ask.text)
+        prompt = ask.prompt
+        if isinstance(prompt, str):
+            encode, chars = partial(self._tokenizer.encode, prompt), len(prompt)
+        elif isinstance(prompt, Messages):
+            encode = partial(self._tokenizer.encode_chat, prompt)
+            chars = sum(len(message["content"]) for message in prompt)
         else:
-            chars = sum(len(message["content"]) for message in ask.messages or ())
+            return prompt
         if chars > self._max_model_len * self._longest_token:
             raise ApiError(
                 400,
@@ -88,13 +91,8 @@ class Frontend:
                 code="context_length_exceeded",
             )
         if chars <= _INLINE_CHARS:
-            return self._encode(ask)
-        return await self._loop.run_in_executor(None, self._encode, ask)
-
-    def _encode(self, ask: Ask) -> list[int]:
-        if ask.text is not None:
-            return self._tokenizer.encode(ask.text)
-        return self._tokenizer.encode_chat(ask.messages or ())
+            return encode()
+        return await self._loop.run_in_executor(None, encode)
 
     def sampling(self, ask: Ask, prompt_tokens: int) -> SamplingParams:
         """Raises ApiError where prompt and answer together are longer than the context."""

@@ -7,15 +7,14 @@ Everything here comes from strangers. A body that is not right ends in an
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
-MAX_STOP_STRINGS = 4
-MAX_STOP_CHARS = 1024
-MAX_MESSAGES = 4096
-ROLES = ("system", "developer", "user", "assistant", "tool")
+_MAX_MESSAGES = 4096
+_MAX_STOP_STRINGS = 4
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class ApiError(Exception):
@@ -38,23 +37,23 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         """The JSON document that goes to the client."""
-        error = {
-            "message": str(self),
-            "type": "invalid_request_error" if self.status < 500 else "server_error",
-            "param": self.param,
-            "code": self.code,
-        }
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return json.dumps({"error": error}).encode()
+
+
+class Messages(tuple[dict[str, str], ...]):
+    """A conversation: role and content each."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One checked request. Exactly one of `text`, `token_ids` and `messages` is not None."""
+    """One checked request."""
 
     model: str
-    text: str | None
-    token_ids: tuple[int, ...] | None
-    messages: tuple[dict[str, str], ...] | None
+    prompt: str | tuple[int, ...] | Messages  # text, token ids, or a conversation
     max_tokens: int | None  # None: up to the end of the context (chat only)
     temperature: float
     top_p: float
@@ -65,32 +64,8 @@ class Ask:
     ignore_eos: bool  # an extension that load generators send
 
 
-# Fields that would change the answer and that this engine does not have, with
-# the values that ask for nothing. Ignoring the rest would be a silent lie.
-_UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-}
-
-
 def parse_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object in a body; strict: UTF-8 only, no NaN, no infinity, no lone surrogates."""
+    """The JSON object in a body; strict: UTF-8 only, no NaN, no infinity."""
 
     def refuse_constant(name: str) -> NoReturn:
         raise ValueError(f"{name} is not JSON")
@@ -106,183 +81,162 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def parse_completion(body: Mapping[str, Any], *, vocab_size: int) -> Ask:
-    """POST /v1/completions."""
-    text: str | None = None
-    token_ids: tuple[int, ...] | None = None
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        text = _text(prompt, "prompt")
-    elif isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
-        if not all(0 <= item < vocab_size for item in prompt):
-            _refuse("prompt", f"token ids must be between 0 and {vocab_size - 1}")
-        token_ids = tuple(prompt)
-    elif isinstance(prompt, list) and len(prompt) > 1 and isinstance(prompt[0], str | list):
-        _refuse("prompt", "one prompt a request: send several requests instead")
+def parse_ask(body: Mapping[str, Any], *, chat: bool, vocab_size: int) -> Ask:
+    """`chat`: the body is meant for /v1/chat/completions, else for /v1/completions."""
+    if chat:
+        prompt = _field(body, "messages", _messages)
+        older = _field(body, "max_tokens", _max_tokens, None)
+        max_tokens = _field(body, "max_completion_tokens", _max_tokens, older)
     else:
-        _refuse("prompt", "must be a string or a non-empty list of token ids")
-    max_tokens = _max_tokens(body, "max_tokens")
-    return _ask(
-        body, text=text, token_ids=token_ids, max_tokens=16 if max_tokens is None else max_tokens
-    )
-
-
-def parse_chat(body: Mapping[str, Any]) -> Ask:
-    """POST /v1/chat/completions."""
-    raw = body.get("messages")
-    if not isinstance(raw, list) or not raw:
-        _refuse("messages", "must be a non-empty list")
-    if len(raw) > MAX_MESSAGES:
-        _refuse("messages", f"at most {MAX_MESSAGES} messages")
-    messages = tuple(_message(item, f"messages[{index}]") for index, item in enumerate(raw))
-    max_tokens = _max_tokens(body, "max_completion_tokens")
-    if max_tokens is None:
-        max_tokens = _max_tokens(body, "max_tokens")
-    return _ask(body, messages=messages, max_tokens=max_tokens)
-
-
-def _ask(
-    body: Mapping[str, Any],
-    *,
-    max_tokens: int | None,
-    text: str | None = None,
-    token_ids: tuple[int, ...] | None = None,
-    messages: tuple[dict[str, str], ...] | None = None,
-) -> Ask:
+        prompt = _field(body, "prompt", partial(_prompt, vocab_size))
+        max_tokens = _field(body, "max_tokens", _max_tokens, 16)
     for name, neutral in _UNSUPPORTED.items():
-        if body.get(name) is not None and not any(_same(body[name], value) for value in neutral):
-            _refuse(name, "is not supported by this engine with that value")
-    stream = _boolean(body, "stream")
-    return Ask(
-        model=model_of(body),
-        text=text,
-        token_ids=token_ids,
-        messages=messages,
-        max_tokens=max_tokens,
-        temperature=_number(body, "temperature", 1.0, 0.0, 2.0),
-        top_p=_number(body, "top_p", 1.0, 0.0, 1.0, above=True),
-        seed=_integer(body, "seed", -(2**63), 2**63 - 1),
-        stop=_stop(body.get("stop")),
-        stream=stream,
-        include_usage=_include_usage(body.get("stream_options"), stream=stream),
-        ignore_eos=_boolean(body, "ignore_eos"),
-    )
+        _field(body, name, partial(_neutral, neutral), None)
+    options = {name: _field(body, name, *rest) for name, rest in _OPTIONS.items()}
+    include_usage = options.pop("stream_options")
+    if include_usage is not None and not options["stream"]:
+        raise _refusal("stream_options", "only allowed when stream is true")
+    return Ask(prompt=prompt, max_tokens=max_tokens, include_usage=bool(include_usage), **options)
 
 
-def model_of(body: Mapping[str, Any]) -> str:
-    """The model's name that the body asks for."""
-    model = body.get("model")
-    if not isinstance(model, str) or not model:
-        _refuse("model", "must be the name of a model (see /v1/models)")
-    return _text(model, "model")
+# How one value is checked: the function gives back what is meant, or raises
+# ValueError with what it must be.
+_Check = Callable[[Any], Any]
+_REQUIRED = object()
 
 
-def _refuse(param: str, message: str) -> NoReturn:
-    raise ApiError(400, f"{param}: {message}", param=param)
-
-
-def _same(value: object, neutral: object) -> bool:
-    """Equal, but True is not 1 and False is not 0."""
-    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
-
-
-def _text(value: str, param: str) -> str:
-    """JSON can spell half a surrogate pair, which no tokenizer and no UTF-8 can take."""
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        _refuse(param, "is not valid Unicode (a lone surrogate)")
-    return value
-
-
-def _boolean(body: Mapping[str, Any], name: str) -> bool:
+def _field(body: Mapping[str, Any], name: str, check: _Check, default: Any = _REQUIRED) -> Any:
+    """null is absent, as OpenAI has it."""
     value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        _refuse(name, "must be true or false")
-    return bool(value)
-
-
-def _integer(body: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if type(value) is not int:
-        _refuse(name, "must be an integer")
-    if value < low:
-        _refuse(name, f"must be at least {low}")
-    if value > high:
-        _refuse(name, f"must be at most {high}")
-    return value
-
-
-def _max_tokens(body: Mapping[str, Any], name: str) -> int | None:
-    return _integer(body, name, 1, 2**31 - 1)
-
-
-def _number(
-    body: Mapping[str, Any],
-    name: str,
-    default: float,
-    low: float,
-    high: float,
-    *,
-    above: bool = False,
-) -> float:
-    value = body.get(name)
-    if value is None:
+    if value is None and default is not _REQUIRED:
         return default
-    # A long integer is no float at all, so only floats are asked whether they are finite.
-    if type(value) not in (int, float) or (type(value) is float and not math.isfinite(value)):
-        _refuse(name, "must be a finite number")
-    if not low <= value <= high or (above and value == low):
-        _refuse(name, f"must be {'above' if above else 'at least'} {low:g} and at most {high:g}")
+    try:
+        return check(value)
+    except ValueError as error:
+        raise _refusal(name, str(error)) from None
+
+
+def _refusal(name: str, message: str) -> ApiError:
+    return ApiError(400, f"{name}: {message}", param=name)
+
+
+def _need(right: bool, what: str) -> None:
+    if not right:
+        raise ValueError(what)
+
+
+def _text(value: Any, most_chars: int = 1024) -> str:
+    _need(isinstance(value, str), "must be a string")
+    _need(0 < len(value) <= most_chars, f"must have 1 to {most_chars} characters")
+    return _unicode(value)
+
+
+def _unicode(value: str) -> str:
+    # JSON can spell half a surrogate pair, which no tokenizer can take.
+    value.encode("utf-8")
+    return value
+
+
+def _boolean(value: Any) -> Any:
+    _need(isinstance(value, bool), "must be true or false")
+    return value
+
+
+def _number(value: Any, low: float, high: float) -> float:
+    _need(type(value) in (int, float), "must be a number")  # isinstance would let True in
+    _need(low <= value <= high, f"must be at least {low} and at most {high}")  # NaN is not
     return float(value)
 
 
-def _stop(value: object) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    items = [value] if isinstance(value, str) else value
-    if not isinstance(items, list) or len(items) > MAX_STOP_STRINGS:
-        _refuse("stop", f"must be a string or a list of at most {MAX_STOP_STRINGS} strings")
-    for item in items:
-        if not isinstance(item, str) or not 0 < len(item) <= MAX_STOP_CHARS:
-            _refuse("stop", f"each must be a string of 1 to {MAX_STOP_CHARS} characters")
-        _text(item, "stop")
-    return tuple(items)
+def _top_p(value: Any) -> float:
+    _need(value != 0, "must be above 0")
+    return _number(value, 0, 1)
 
 
-def _include_usage(options: object, *, stream: bool) -> bool:
-    if options is None:
-        return False
-    if not isinstance(options, dict):
-        _refuse("stream_options", "must be an object")
-    if not stream:
-        _refuse("stream_options", "only allowed when stream is true")
-    return _boolean(options, "include_usage")
+def _integer(value: Any, low: int, high: int) -> int:
+    _need(type(value) is int, "must be an integer")
+    _need(low <= value <= high, f"must be at least {low} and at most {high}")
+    return int(value)
 
 
-def _message(item: object, where: str) -> dict[str, str]:
-    if not isinstance(item, dict):
-        _refuse(where, "must be an object")
-    role = item.get("role")
-    if role not in ROLES:
-        _refuse(f"{where}.role", f"must be one of {', '.join(ROLES)}")
-    content = item.get("content")
+def _max_tokens(value: Any) -> int:
+    return _integer(value, 1, 2**31 - 1)
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    items = value if isinstance(value, list) else [value]
+    _need(len(items) <= _MAX_STOP_STRINGS, f"at most {_MAX_STOP_STRINGS} strings")
+    return tuple(map(_text, items))
+
+
+def _include_usage(value: Any) -> Any:
+    _need(isinstance(value, dict), "must be an object")
+    return _boolean(value.get("include_usage") or False)
+
+
+def _neutral(neutral: tuple[object, ...], value: Any) -> None:
+    # True is not 1 here, and False not 0.
+    same = (isinstance(value, bool) == isinstance(one, bool) and value == one for one in neutral)
+    _need(any(same), "is not supported by this engine with that value")
+
+
+def _prompt(vocab_size: int, value: Any) -> str | tuple[int, ...]:
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        _need(len(value) == 1, "one prompt a request: send several requests instead")
+        value = value[0]
+    if isinstance(value, str):
+        return _unicode(value)
+    whole = isinstance(value, list) and len(value) > 0
+    _need(whole, "must be a string or a non-empty list of token ids")
+    return tuple(_integer(item, 0, vocab_size - 1) for item in value)
+
+
+def _messages(value: Any) -> Messages:
+    whole = isinstance(value, list) and 0 < len(value) <= _MAX_MESSAGES
+    _need(whole, f"must be a list of 1 to {_MAX_MESSAGES} messages")
+    return Messages(map(_message, value))
+
+
+def _message(item: Any) -> dict[str, str]:
+    _need(isinstance(item, dict), "each must be an object")
+    role, content = item.get("role"), item.get("content")
+    _need(role in _ROLES, f"each role must be one of {', '.join(_ROLES)}")
     if isinstance(content, list):
-        content = "".join(_part(part, f"{where}.content") for part in content)
-    if not isinstance(content, str):
-        _refuse(f"{where}.content", "must be a string or a list of text parts")
+        content = "".join(map(_part, content))
+    _need(isinstance(content, str), "each content must be a string or a list of text parts")
     # Chat templates know OpenAI's newer name for it only by the old one.
-    return {
-        "role": "system" if role == "developer" else role,
-        "content": _text(content, f"{where}.content"),
-    }
+    return {"role": "system" if role == "developer" else role, "content": _unicode(content)}
 
 
-def _part(part: object, where: str) -> str:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    _refuse(where, "only text parts are supported")
+def _part(part: Any) -> str:
+    is_text = isinstance(part, dict) and part.get("type") == "text"
+    _need(is_text and isinstance(part.get("text"), str), "only text parts are supported")
+    return str(part["text"])
+
+
+_OPTIONS: dict[str, tuple[_Check, Any] | tuple[_Check]] = {
+    "model": (_text,),
+    "temperature": (partial(_number, low=0, high=2), 1.0),
+    "top_p": (_top_p, 1.0),
+    "seed": (partial(_integer, low=-(2**63), high=2**63 - 1), None),
+    "stop": (_stop, ()),
+    "stream": (_boolean, False),
+    "stream_options": (_include_usage, None),
+    "ignore_eos": (_boolean, False),
+}
+
+# Fields that would change the answer and that this engine does not have, with
+# the values that ask for nothing. Ignoring the rest would be a silent lie.
+_UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("n", "best_of", "repetition_penalty"), (1,)),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "min_tokens"), (0,)),
+    **dict.fromkeys(("echo", "logprobs"), (False,)),
+    **dict.fromkeys(("tools", "functions"), ([],)),
+    "top_logprobs": (0,),
+    "top_k": (0, -1),
+    "suffix": ("",),
+    "logit_bias": ({},),
+    "tool_choice": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+}

@@ -9,23 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsagent.engine.protocol import ApiError, Ask, parse_body, parse_chat, parse_completion
+from dsagent.engine.protocol import ApiError, Ask, parse_ask, parse_body
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "m", "prompt": "hi"}
 
 
 def completion(**fields: Any) -> Ask:
-    return parse_completion({**TEXT, **fields}, vocab_size=258)
+    return parse_ask({**TEXT, **fields}, chat=False, vocab_size=258)
 
 
 def chat(**fields: Any) -> Ask:
-    return parse_chat({**CHAT, **fields})
+    return parse_ask({**CHAT, **fields}, chat=True, vocab_size=258)
 
 
 def test_defaults() -> None:
     ask = completion()
-    assert (ask.text, ask.max_tokens, ask.temperature, ask.top_p) == ("hi", 16, 1.0, 1.0)
+    assert (ask.prompt, ask.max_tokens, ask.temperature, ask.top_p) == ("hi", 16, 1.0, 1.0)
     assert (ask.seed, ask.stop, ask.stream, ask.include_usage) == (None, (), False, False)
     assert chat().max_tokens is None
 
@@ -48,15 +48,15 @@ def test_both_spellings_of_max_tokens() -> None:
 
 
 def test_prompts_of_every_shape() -> None:
-    assert completion(prompt=["only"]).text == "only"
-    assert completion(prompt=[1, 2]).token_ids == (1, 2)
-    assert completion(prompt=[[1, 2]]).token_ids == (1, 2)
+    assert completion(prompt=["only"]).prompt == "only"
+    assert completion(prompt=[1, 2]).prompt == (1, 2)
+    assert completion(prompt=[[1, 2]]).prompt == (1, 2)
 
 
 def test_text_parts_are_joined_and_developer_is_system() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     ask = chat(messages=[{"role": "developer", "content": parts}])
-    assert ask.messages == ({"role": "system", "content": "ab"},)
+    assert ask.prompt == ({"role": "system", "content": "ab"},)
 
 
 @pytest.mark.parametrize(
