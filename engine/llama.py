@@ -91,10 +91,10 @@ class Llama(Model):
         attention = _Attention(self.config, batch, self._frequencies, self._kv[0])
         for layer, kv in zip(self._layers, self._kv, strict=True):
             normed = fn.rms_norm(hidden, width, layer.attention_norm, eps)
-            hidden = hidden + layer.attention_out(attention(layer.qkv(normed), kv))
+            hidden += layer.attention_out(attention(layer.qkv(normed), kv))
             normed = fn.rms_norm(hidden, width, layer.mlp_norm, eps)
             gate, up = layer.gate_up(normed).chunk(2, dim=-1)
-            hidden = hidden + layer.down(fn.silu(gate).mul_(up))
+            hidden += layer.down(fn.silu(gate).mul_(up))
         normed = fn.rms_norm(hidden[batch.logit_rows], width, self._norm, eps)
         return self._head(normed).float()
 
