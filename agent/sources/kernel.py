@@ -34,7 +34,7 @@ from dsagent.agent.sources.bpf.libbpf import BpfObject, Library, Map
 from dsagent.agent.sources.bpf.ringbuf import FactRing
 from dsagent.agent.sources.open_intervals import OpenIntervals
 
-PROGRAMS = ("on_switch", "on_waking", "on_fork", "on_exec")
+PROGRAMS = ("on_switch", "on_waking", "on_tick", "on_fork", "on_exec")
 
 _FACTS_A_POLL_MAX = 200_000
 _NAMES_MAX = 8192

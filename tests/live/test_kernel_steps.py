@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
-from kernel_lab import Child, Watch, require_kernel_source
+from kernel_lab import Child, Watch, measured, require_kernel_source
 
 from dsagent.agent.facts import Kind
 from dsagent.instrumentation.ring import find_rings, step_word_address
@@ -44,35 +45,30 @@ def _step_words(pid: int) -> dict[int, int]:
 
 @pytest.mark.parametrize("exact_ns", [1, 1 << 60], ids=["sent alone", "summed"])
 def test_each_step_has_its_own_naps(exact_ns: int) -> None:
-    with Child(ENGINE, installed=True) as child:
-        child.hear()
-        with Watch(child.pid, _step_words(child.pid), exact_ns=exact_ns) as watch:
-            child.say()
-            watch.until(child.hear()["end"])
+    watch, told = measured(ENGINE, installed=True, step_words=_step_words, exact_ns=exact_ns)
     naps: Counter[int] = Counter()
-    for step_id, count in watch.of(Kind.OFF_OTHER, tid=child.pid)[["step_id", "count"]].tolist():
+    for step_id, count in watch.of(Kind.OFF_OTHER, tid=told["pid"])[["step_id", "count"]].tolist():
         naps[step_id] += count
     assert {step: naps[step] for step in range(1, STEPS + 1)} == dict.fromkeys(
         range(1, STEPS + 1), NAPS
     )
     assert naps[0] >= 1  # the nap after the last step, while idle
     assert set(naps) == set(range(STEPS + 1))
-    ran = watch.of(Kind.ONCPU, tid=child.pid)
+    ran = watch.of(Kind.ONCPU, tid=told["pid"])
     assert set(ran["step_id"].tolist()) >= set(range(1, STEPS + 1))
 
 
 def test_a_ring_made_later_is_tagged_from_then_on() -> None:
-    body = "say(early=True); hear()\n" + ENGINE
-    with Child(body, installed=True) as child:
+    def ring_comes(child: Child, watch: Watch) -> dict[str, Any]:
         child.hear()
-        with Watch(child.pid) as watch:
-            child.say()
-            child.hear()
-            for pid, address in _step_words(child.pid).items():
-                watch.source.set_step_word(pid, address)
-            child.say()
-            watch.until(child.hear()["end"])
-    tagged = watch.of(Kind.OFF_OTHER, tid=child.pid)
+        for pid, address in _step_words(child.pid).items():
+            watch.source.set_step_word(pid, address)
+        child.say()
+        return {}
+
+    body = "say(early=True); hear()\n" + ENGINE
+    watch, told = measured(body, installed=True, during=ring_comes)
+    tagged = watch.of(Kind.OFF_OTHER, tid=told["pid"])
     assert set(tagged["step_id"].tolist()) == set(range(STEPS + 1))
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
+from typing import Any
 
 import numpy as np
 import pytest
-from kernel_lab import Child, Watch, overlap_ns, require_kernel_source, within
+from kernel_lab import Child, Watch, measured, overlap_ns, require_kernel_source, within
 
 from dsagent.agent.facts import Kind
 
@@ -36,21 +36,15 @@ for _ in range(23):
     nap(20_000)
 say(start=start, end=now()); hear()
 """
-    with Child(body) as child:
-        child.hear()
-        with Watch(child.pid) as watch:
-            child.say()
-            told = child.hear()
-            watch.until(told["end"])
-            status = watch.source.status()
-    asleep = watch.of(Kind.OFF_OTHER, tid=child.pid, least_ns=1_000_000)
+    watch, told = measured(body)
+    asleep = watch.of(Kind.OFF_OTHER, tid=told["pid"], least_ns=1_000_000)
     asleep = within(asleep, told["start"], told["end"])
     assert len(asleep) == 23
     assert np.all(asleep["exact"] == 1)
     assert np.all(asleep["ns"] == asleep["end_ns"] - asleep["start_ns"])
-    assert status.state == "ok"
-    assert status.dropped == 0
-    assert status.cost_ns > 0
+    assert watch.status.state == "ok"
+    assert watch.status.dropped == 0
+    assert watch.status.cost_ns > 0
 
 
 def test_23_futex_waits_name_who_ended_them() -> None:
@@ -71,22 +65,19 @@ for _ in range(23):
 say(start=start, end=now()); os.waitpid(child, 0)
 """
     )
-    with Child(body) as child:
-        child.hear()
-        with Watch(child.pid, exact_ns=1) as watch:
-            child.say()
-            for _ in range(23):
-                waker = child.hear()["waker"]
-                _wait_until_asleep(child.pid)
-                child.say("wake")
-            told = child.hear()
-            watch.until(told["end"])
-            child.say("end")
-            child.process.wait()
-    waits = within(watch.of(Kind.OFF_FUTEX, tid=child.pid), told["start"], told["end"])
+
+    def wake(child: Child, watch: Watch) -> dict[str, Any]:
+        for _ in range(23):
+            waker = child.hear()["waker"]
+            _wait_until_asleep(child.pid)
+            child.say("wake")
+        return {"waker": waker}
+
+    watch, told = measured(body, during=wake, exact_ns=1)
+    waits = within(watch.of(Kind.OFF_FUTEX, tid=told["pid"]), told["start"], told["end"])
     assert len(waits) == 23
-    assert set(waits["culprit_pid"].tolist()) == {waker}
-    assert set(waits["culprit_tid"].tolist()) == {waker}
+    assert set(waits["culprit_pid"].tolist()) == {told["waker"]}
+    assert set(waits["culprit_tid"].tolist()) == {told["waker"]}
 
 
 def test_a_futex_wait_that_times_out_blames_nobody() -> None:
@@ -100,13 +91,8 @@ for _ in range(7):
 say(start=start, end=now()); hear()
 """
     )
-    with Child(body) as child:
-        child.hear()
-        with Watch(child.pid) as watch:
-            child.say()
-            told = child.hear()
-            watch.until(told["end"])
-    waits = watch.of(Kind.OFF_FUTEX, tid=child.pid, least_ns=1_000_000)
+    watch, told = measured(body)
+    waits = watch.of(Kind.OFF_FUTEX, tid=told["pid"], least_ns=1_000_000)
     assert len(waits) == 7
     assert not waits["culprit_pid"].any()
 
@@ -119,15 +105,8 @@ for _ in range(211):
     nap(10)
 say(end=now()); hear()
 """
-    with Child(body) as child:
-        child.hear()
-        with Watch(child.pid, exact_ns=1 << 60) as watch:
-            watch.until(time.monotonic_ns())
-            watch.facts = watch.facts[:0]
-            child.say()
-            told = child.hear()
-            watch.until(told["end"])
-    slept = watch.of(Kind.OFF_OTHER, tid=child.pid)
+    watch, told = measured(body, exact_ns=1 << 60)
+    slept = watch.of(Kind.OFF_OTHER, tid=told["pid"])
     # The wait for our word had begun before we attached: when is not known, so it is not told.
     assert int(slept["count"].sum()) == 211
 
@@ -146,13 +125,12 @@ if child == 0:
 os.waitpid(child, 0)
 say(end=now()); hear()
 """
-    with Child(body) as child:
-        child.hear()
-        with Watch(child.pid) as watch:
-            child.say()
-            naps = [child.hear() for _ in range(3)]
-            watch.until(child.hear()["end"])
-    for nap in naps:
+
+    def listen(child: Child, watch: Watch) -> dict[str, Any]:
+        return {"naps": [child.hear() for _ in range(3)]}
+
+    watch, told = measured(body, during=listen)
+    for nap in told["naps"]:
         slept = watch.of(Kind.OFF_OTHER, tid=nap["tid"], least_ns=1_000_000)
         assert len(slept) == 1
         assert slept["pid"][0] == nap["pid"]
@@ -170,13 +148,8 @@ with open(path, "wb", buffering=0) as file:
         os.fsync(file.fileno())
 say(start=start, end=now(), device=os.stat(path).st_dev); hear()
 """
-    with Child(body) as child:
-        child.hear()
-        with Watch(child.pid) as watch:
-            child.say()
-            told = child.hear()
-            watch.until(told["end"])
-    disk = within(watch.of(Kind.OFF_DISK, tid=child.pid), told["start"], told["end"])
+    watch, told = measured(body)
+    disk = within(watch.of(Kind.OFF_DISK, tid=told["pid"]), told["start"], told["end"])
     assert int(disk["count"].sum()) >= 7
     assert overlap_ns(disk, told["start"], told["end"]) > 0
 

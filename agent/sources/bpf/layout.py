@@ -30,6 +30,7 @@ THREAD = np.dtype(
         ("word", "u4"),
         ("cpu", "i4"),
         ("comm", "S16"),
+        ("named", "u8"),
         ("sums", _THREAD_SUMS, (2,)),
     ]
 )
@@ -48,6 +49,7 @@ CPU = np.dtype(
         ("running_tid", "u4"),
         ("switches", "u8"),
         ("wakings", "u8"),
+        ("timer_ns", "u8"),
         ("cost_ns", "u8"),
         ("dropped", "u8"),
         ("missed", "u8"),

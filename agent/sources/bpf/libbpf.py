@@ -33,7 +33,6 @@ _PROTOTYPES: dict[str, tuple[object, list[object]]] = {
     "bpf_object__close": (None, [_P]),
     "bpf_object__find_map_by_name": (_P, [_P, _STR]),
     "bpf_object__find_program_by_name": (_P, [_P, _STR]),
-    "bpf_program__set_autoload": (_I, [_P, ctypes.c_bool]),
     "bpf_program__attach": (_P, [_P]),
     "bpf_link__fd": (_I, [_P]),
     "bpf_link__destroy": (_I, [_P]),
@@ -190,9 +189,6 @@ class BpfObject:
     def set_entries(self, map_name: str, entries: int) -> None:
         if self._c.bpf_map__set_max_entries(self._find("map", map_name), entries) != 0:
             raise self._unavailable(f"refuses {entries} entries in {map_name}", ctypes.get_errno())
-
-    def set_autoload(self, program: str, load: bool) -> None:
-        self._c.bpf_program__set_autoload(self._find("program", program), load)
 
     def load(self) -> None:
         if self._c.bpf_object__load(self._object) != 0:

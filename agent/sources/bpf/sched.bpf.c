@@ -1,342 +1,18 @@
 /* Where the time of the target's threads goes, told by the scheduler.
  *
- * A thread's slot (struct ds_thread) follows it from switch to switch. An interval
- * that ends is either sent alone through the ring buffer, if it is long, or
- * added to the thread's sums, which are sent when the step changes and read by
- * user space once a generation. Nothing here takes a lock: a slot is written by
- * the CPU that switches its thread, which the scheduler's own locks order, and
- * a CPU's record only by that CPU.
+ * A thread's slot (struct ds_thread) follows it from switch to switch. Nothing here takes a lock: a
+ * slot is written by the CPU that switches its thread, which the scheduler's own locks order, and a
+ * CPU's record only by that CPU.
  */
 #include "vmlinux.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 #include "sched.h"
+#include "maps.h"
+#include "sums.h"
+#include "reasons.h"
 
-#define MAX_THREADS 4096
-#define MAX_PROCESSES 1024
-#define STATE_BITS 4
-#define NAME_AGE_NS 1000000000ULL
-
-#define STATE_UNINTERRUPTIBLE 0x2
-#define STATE_STOPPED_OR_TRACED 0xc
-#define STATE_DEAD 0x80
-#define STATE_FROZEN 0x8000
-
-#if defined(__TARGET_ARCH_x86)
-#define SYSCALL_NUMBER(regs) ((__s64)(regs)->orig_ax)
-#define SECOND_ARGUMENT(regs) ((regs)->si)
-enum { NR_YIELD = 24, NR_FUTEX = 202, NR_EXIT = 60,
-       NR_FSYNC = 74, NR_FDATASYNC = 75, NR_MSYNC = 26, NR_SYNC = 162, NR_SYNCFS = 306 };
-#elif defined(__TARGET_ARCH_arm64)
-#define SYSCALL_NUMBER(regs) ((__s64)(__s32)(regs)->syscallno)
-#define SECOND_ARGUMENT(regs) ((regs)->regs[1])
-enum { NR_YIELD = 124, NR_FUTEX = 98, NR_EXIT = 93,
-       NR_FSYNC = 82, NR_FDATASYNC = 83, NR_MSYNC = 227, NR_SYNC = 81, NR_SYNCFS = 267 };
-#else
-#error "no system call numbers for this architecture"
-#endif
-enum { FUTEX_WAIT = 0, FUTEX_WAIT_BITSET = 9, FUTEX_PRIVATE = 128, FUTEX_REALTIME = 256 };
-enum { NR_FUTEX_WAITV = 449, NR_FUTEX_WAKE = 454, NR_FUTEX_WAIT = 455, NR_FUTEX_REQUEUE = 456 };
-
-/* Fields that came, went or were renamed. */
-struct task_struct___before_5_14 {
-	long state;
-} __attribute__((preserve_access_index));
-struct task_struct___throttled {
-	bool throttled;
-} __attribute__((preserve_access_index));
-
-const volatile struct ds_config settings = {};
-struct ds_control shared = {};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, __u32);
-} slots SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, MAX_THREADS);
-	__type(key, __u32);
-	__type(value, struct ds_thread);
-} threads SEC(".maps");
-
-/* The numbers of slots that were given back. */
-struct {
-	__uint(type, BPF_MAP_TYPE_STACK);
-	__uint(max_entries, MAX_THREADS);
-	__uint(value_size, sizeof(__u32));
-} free_slots SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1); /* user space sets the number of CPUs */
-	__type(key, __u32);
-	__type(value, struct ds_cpu);
-} cpus SEC(".maps");
-
-/* The target's processes: pid in the initial namespace → its entry in words, 0: none. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_PROCESSES);
-	__type(key, __u32);
-	__type(value, __u32);
-} processes SEC(".maps");
-
-/* What user space asks for, by pids as the agent sees them; values as in processes. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_PROCESSES);
-	__type(key, __u32);
-	__type(value, __u32);
-} wanted SEC(".maps");
-
-/* The running-step words; entry 0 stays empty. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, WORDS);
-	__type(key, __u32);
-	__type(value, struct ds_word);
-} words SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 4096);
-	__type(key, __u32);
-	__type(value, struct ds_name);
-} names SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 4096); /* user space sets the size in bytes */
-} facts SEC(".maps");
-
-static __always_inline struct ds_cpu *this_cpu(void)
-{
-	__u32 id = bpf_get_smp_processor_id();
-
-	return bpf_map_lookup_elem(&cpus, &id);
-}
-
-static __always_inline struct ds_thread *thread_of(struct task_struct *task)
-{
-	__u32 *slot;
-
-	if (!task->bpf_storage) /* most tasks: saves the call */
-		return 0;
-	slot = bpf_task_storage_get(&slots, task, 0, 0);
-	return slot ? bpf_map_lookup_elem(&threads, slot) : 0;
-}
-
-static __always_inline void enter(struct ds_thread *t, enum ds_kind kind, __u64 now)
-{
-	*(volatile __u64 *)&t->since_state = now << STATE_BITS | kind;
-}
-
-static __always_inline void send(struct ds_cpu *cpu, struct ds_fact *fact)
-{
-	if (bpf_ringbuf_output(&facts, fact, sizeof(*fact), BPF_RB_NO_WAKEUP))
-		cpu->dropped++;
-}
-
-static __noinline int send_sums(struct ds_cpu *cpu, struct ds_thread *t, struct ds_thread_sums *sums)
-{
-	if (!cpu || !t || !sums)
-		return 0;
-	for (int kind = DS_ONCPU; kind < THREAD_KINDS; kind++) {
-		struct ds_sum *sum = &sums->kinds[kind];
-		struct ds_fact fact = {
-			.kind = kind, .exact = sum->count == 1, .cpu = -1, .count = sum->count,
-			.pid = t->pid, .tid = t->tid, .step = sums->step,
-			.start_ns = sum->start_ns, .end_ns = sum->end_ns, .ns = sum->ns,
-		};
-
-		if (sum->count)
-			send(cpu, &fact);
-		sum->count = 0;
-	}
-	return 0;
-}
-
-/* The sums to add to now: this generation's, of this step. */
-static __always_inline struct ds_thread_sums *
-sums_of(struct ds_cpu *cpu, struct ds_thread *t, __u64 step)
-{
-	__u64 generation = *(volatile __u64 *)&shared.generation;
-	struct ds_thread_sums *sums = &t->sums[generation & 1];
-
-	if (sums->generation != generation) { /* user space has read what was in it */
-		for (int kind = 0; kind < THREAD_KINDS; kind++)
-			sums->kinds[kind].count = 0;
-		sums->generation = generation;
-		sums->step = step;
-	} else if (sums->step != step) {
-		send_sums(cpu, t, sums);
-		sums->step = step;
-	}
-	return sums;
-}
-
-static __always_inline void
-add(struct ds_cpu *cpu, struct ds_thread *t, enum ds_kind kind, __u64 start, __u64 end, __u64 step)
-{
-	struct ds_sum *sum = &sums_of(cpu, t, step)->kinds[kind];
-
-	if (!sum->count) {
-		sum->ns = 0;
-		sum->start_ns = start;
-	}
-	sum->ns += end - start;
-	sum->end_ns = end;
-	sum->count++;
-}
-
-struct ds_interval {
-	enum ds_kind kind;
-	__u32 culprit_pid;
-	__u32 culprit_tid;
-	__u64 start;
-	__u64 end;
-	__u64 step;
-};
-
-static __always_inline void
-send_interval(struct ds_cpu *cpu, struct ds_thread *t, const struct ds_interval *i)
-{
-	struct ds_fact fact = {
-		.kind = i->kind, .exact = 1, .cpu = bpf_get_smp_processor_id(), .count = 1,
-		.pid = t->pid, .tid = t->tid,
-		.culprit_pid = i->culprit_pid, .culprit_tid = i->culprit_tid,
-		.step = i->step, .start_ns = i->start, .end_ns = i->end, .ns = i->end - i->start,
-	};
-
-	send(cpu, &fact);
-}
-
-/* Who ran longest on a CPU within an interval, of the last RUNS tasks there. */
-static __noinline int blame(struct ds_cpu *cpu, struct ds_interval *i, __u64 *longest)
-{
-	if (!cpu || !i || !longest)
-		return 0;
-	for (int n = 0; n < RUNS; n++) {
-		struct ds_run *run = &cpu->runs[n];
-		__u64 start = run->start_ns > i->start ? run->start_ns : i->start;
-		__u64 end = run->end_ns < i->end ? run->end_ns : i->end;
-
-		if (end > start && end - start > *longest) {
-			*longest = end - start;
-			i->culprit_pid = run->pid;
-			i->culprit_tid = run->tid;
-		}
-	}
-	return 0;
-}
-
-static __noinline int report(struct ds_cpu *cpu, struct ds_thread *t, struct ds_interval *i)
-{
-	if (!cpu || !t || !i || i->end <= i->start)
-		return 0;
-	if (i->end - i->start < settings.exact_ns) {
-		__u32 kind = i->kind;
-
-		if (kind < THREAD_KINDS)
-			add(cpu, t, kind, i->start, i->end, i->step);
-		return 0;
-	}
-	if (i->kind == DS_RUNQUEUE) {
-		__u32 there = t->cpu;
-		__u64 longest = 0;
-
-		blame(cpu, i, &longest);
-		if (there != bpf_get_smp_processor_id())
-			blame(bpf_map_lookup_elem(&cpus, &there), i, &longest);
-	}
-	send_interval(cpu, t, i);
-	return 0;
-}
-
-/* comm of a process, kept for user space; read again once a second, for exec and prctl. */
-static __noinline int remember_name(struct task_struct *leader, __u32 pid, __u64 now)
-{
-	struct ds_name *known = bpf_map_lookup_elem(&names, &pid);
-	struct ds_name fresh = { .read_ns = now };
-
-	if (known && now - known->read_ns < NAME_AGE_NS)
-		return 0;
-	bpf_probe_read_kernel(fresh.comm, sizeof(fresh.comm), leader->comm);
-	bpf_map_update_elem(&names, &pid, &fresh, BPF_ANY);
-	return 0;
-}
-
-static __always_inline void
-send_foreigner(struct ds_cpu *cpu, struct ds_foreigner *f, __u64 step)
-{
-	struct ds_fact fact = {
-		.kind = DS_FOREIGN, .exact = f->count == 1, .cpu = bpf_get_smp_processor_id(),
-		.count = f->count, .pid = settings.target_pid, .culprit_pid = f->pid, .step = step,
-		.start_ns = f->start_ns, .end_ns = f->end_ns, .ns = f->ns,
-	};
-
-	send(cpu, &fact);
-	f->pid = 0;
-}
-
-static __noinline int send_foreigners(struct ds_cpu *cpu, struct ds_foreign_sums *sums)
-{
-	if (!cpu || !sums)
-		return 0;
-	for (int n = 0; n < FOREIGNERS; n++)
-		if (sums->by_pid[n].pid)
-			send_foreigner(cpu, &sums->by_pid[n], sums->step);
-	return 0;
-}
-
-/* A task outside the target ran on [start, now) on a CPU that the target may use. */
-static __always_inline void
-foreign(struct ds_cpu *cpu, struct task_struct *task, __u64 start, __u64 now, __u64 step)
-{
-	__u64 generation = *(volatile __u64 *)&shared.generation;
-	struct ds_foreign_sums *sums = &cpu->sums[generation & 1];
-	__u32 pid = task->tgid;
-	struct ds_foreigner *f = &sums->by_pid[pid % FOREIGNERS];
-
-	if (now - start >= settings.foreign_exact_ns) {
-		struct ds_fact fact = {
-			.kind = DS_FOREIGN, .exact = 1, .cpu = bpf_get_smp_processor_id(), .count = 1,
-			.pid = settings.target_pid, .culprit_pid = pid, .culprit_tid = task->pid,
-			.step = step, .start_ns = start, .end_ns = now, .ns = now - start,
-		};
-
-		remember_name(task->group_leader, pid, now);
-		send(cpu, &fact);
-		return;
-	}
-	if (sums->generation != generation) {
-		for (int n = 0; n < FOREIGNERS; n++)
-			sums->by_pid[n].pid = 0;
-		sums->generation = generation;
-		sums->step = step;
-	} else if (sums->step != step) {
-		send_foreigners(cpu, sums);
-		sums->step = step;
-	}
-	if (f->pid != pid) {
-		if (f->pid)
-			send_foreigner(cpu, f, sums->step);
-		remember_name(task->group_leader, pid, now);
-		f->pid = pid;
-		f->count = 0;
-		f->ns = 0;
-		f->start_ns = start;
-	}
-	f->ns += now - start;
-	f->end_ns = now;
-	f->count++;
-}
+#define TIMER_NS 5000 /* a timer that wakes somebody does so within this time */
 
 /* The step last seen in a thread's process, or in the target where it has no word of its own. */
 static __always_inline __u64 last_step(struct ds_thread *t)
@@ -360,62 +36,6 @@ static __always_inline __u64 read_step(struct ds_thread *t)
 		shared.step = step;
 	}
 	return word->step;
-}
-
-static __always_inline __s64 syscall_of(struct task_struct *task)
-{
-	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
-
-	return SYSCALL_NUMBER(regs);
-}
-
-static __always_inline bool is_throttled(struct task_struct *task)
-{
-	struct task_struct___throttled *newer = (void *)task;
-
-	if (settings.per_task_throttle && bpf_core_field_exists(newer->throttled))
-		return newer->throttled;
-	if (bpf_core_field_exists(task->se.cfs_rq) &&
-	    bpf_core_field_exists(((struct cfs_rq *)0)->throttle_count))
-		return BPF_CORE_READ(task, se.cfs_rq, throttle_count) > 0;
-	return false;
-}
-
-static __always_inline __u32 state_of(__u64 *ctx, struct task_struct *prev)
-{
-	struct task_struct___before_5_14 *older = (void *)prev;
-
-	if (settings.has_prev_state)
-		return ctx[3];
-	if (bpf_core_field_exists(prev->__state))
-		return prev->__state;
-	return BPF_CORE_READ(older, state);
-}
-
-/* Why a thread leaves the CPU. */
-static __always_inline enum ds_kind why(struct task_struct *task, __u32 state, bool preempted)
-{
-	__s64 nr = syscall_of(task);
-
-	if (preempted || !state) {
-		if (is_throttled(task))
-			return DS_THROTTLED;
-		return nr == NR_YIELD && !preempted ? DS_YIELDED : DS_RUNQUEUE;
-	}
-	if (state & (STATE_STOPPED_OR_TRACED | STATE_FROZEN))
-		return DS_STOPPED;
-	if (bpf_core_field_exists(task->frozen) && BPF_CORE_READ_BITFIELD(task, frozen))
-		return DS_STOPPED; /* the cgroup v2 freezer parks it in an ordinary sleep */
-	if (BPF_CORE_READ_BITFIELD(task, in_iowait))
-		return DS_OFF_DISK;
-	if (nr == NR_FUTEX || nr == NR_FUTEX_WAITV || nr == NR_FUTEX_WAIT)
-		return DS_OFF_FUTEX;
-	/* Other uninterruptible waits are mostly for the memory map's lock; a journal's commit is
-	 * waited for without in_iowait. */
-	if (state & STATE_UNINTERRUPTIBLE && (nr == NR_FSYNC || nr == NR_FDATASYNC ||
-	    nr == NR_MSYNC || nr == NR_SYNC || nr == NR_SYNCFS))
-		return DS_OFF_DISK;
-	return DS_OFF_OTHER;
 }
 
 static __always_inline void give_back(struct ds_thread *t, struct task_struct *task)
@@ -457,8 +77,23 @@ static __always_inline bool is_off(enum ds_kind kind)
 	return kind >= DS_OFF_FUTEX && kind <= DS_STOPPED;
 }
 
-static __always_inline void leave(struct ds_cpu *cpu, struct ds_thread *t, struct task_struct *task,
-				  __u32 state, bool preempted, __u64 step, __u64 now)
+/* A thread runs, and the kernel did not report that it was switched in, perhaps not even that it
+ * was woken. It had not been woken when this CPU's last switch was reported: so much is told. */
+static __always_inline void missed(struct ds_cpu *cpu, struct ds_thread *t)
+{
+	enum ds_kind kind = t->since_state & ((1 << STATE_BITS) - 1);
+	__u64 since = t->since_state >> STATE_BITS;
+
+	if (kind != DS_UNKNOWN)
+		cpu->missed++;
+	if (is_off(kind))
+		report_off(cpu, t, kind, since,
+			   t->waking_ns > since ? t->waking_ns : cpu->run_start_ns, t->run_step);
+}
+
+static __always_inline void
+leave(struct ds_cpu *cpu, struct ds_thread *t, struct task_struct *task, __u32 state,
+      bool preempted, __u64 step, __u64 now)
 {
 	enum ds_kind kind = t->since_state & ((1 << STATE_BITS) - 1);
 	__u64 since = t->since_state >> STATE_BITS;
@@ -472,16 +107,15 @@ static __always_inline void leave(struct ds_cpu *cpu, struct ds_thread *t, struc
 		} else {
 			add(cpu, t, DS_ONCPU, since, now, step);
 		}
-	} else if (kind != DS_UNKNOWN) {
-		/* The kernel did not report that it was switched in, perhaps not even that it was
-		 * woken (seen on a virtual machine after threads of its supervisor). It had not been
-		 * woken when this CPU's last switch was reported: so much is still told. */
-		cpu->missed++;
-		if (is_off(kind))
-			report_off(cpu, t, kind, since,
-				   t->waking_ns > since ? t->waking_ns : cpu->run_start_ns, step);
+	} else {
+		missed(cpu, t);
 	}
+	t->run_step = step;
 	t->cpu = bpf_get_smp_processor_id();
+	if (t->named != shared.generation) {
+		t->named = shared.generation;
+		bpf_probe_read_kernel(t->comm, sizeof(t->comm), task->comm);
+	}
 	if (state & STATE_DEAD && !preempted) {
 		send_sums(cpu, t, sums_of(cpu, t, step));
 		enter(t, DS_DEAD, now);
@@ -491,8 +125,7 @@ static __always_inline void leave(struct ds_cpu *cpu, struct ds_thread *t, struc
 	enter(t, why(task, state, preempted), now);
 }
 
-static __always_inline void arrive(struct ds_cpu *cpu, struct ds_thread *t, struct task_struct *task,
-				   __u64 step, __u64 now)
+static __always_inline void arrive(struct ds_cpu *cpu, struct ds_thread *t, __u64 step, __u64 now)
 {
 	enum ds_kind kind = t->since_state & ((1 << STATE_BITS) - 1);
 	__u64 since = t->since_state >> STATE_BITS;
@@ -509,6 +142,14 @@ static __always_inline void arrive(struct ds_cpu *cpu, struct ds_thread *t, stru
 	t->run_step = step;
 	t->run_start_ns = now;
 	enter(t, DS_ONCPU, now);
+}
+
+static __always_inline void
+occupy(struct ds_cpu *cpu, struct task_struct *task, struct ds_thread *t, __u64 now)
+{
+	cpu->run_start_ns = now;
+	cpu->foreign_pid = t ? 0 : task->tgid;
+	cpu->running_tid = task->pid;
 }
 
 SEC("tp_btf/sched_switch")
@@ -541,30 +182,12 @@ int on_switch(__u64 *ctx)
 	}
 	if (out)
 		leave(cpu, out, prev, state_of(ctx, prev), preempted, step, now);
-	cpu->run_start_ns = now;
-	cpu->foreign_pid = in ? 0 : next->tgid;
-	cpu->running_tid = next->pid;
+	occupy(cpu, next, in, now);
 	if (in)
-		arrive(cpu, in, next, last_step(in), now);
+		arrive(cpu, in, last_step(in), now);
 	if ((++cpu->switches & 63) == 0)
 		cpu->cost_ns += (bpf_ktime_get_ns() - now) << 6;
 	return 0;
-}
-
-/* Whether a task wakes a futex now. A timer's interrupt wakes too, and whoever it interrupted is
- * not to blame; so only those count that are in the short system calls that wake futexes. Where a
- * whole process exits, which may take long, nobody is left to be told. */
-static __always_inline bool wakes_futexes(struct task_struct *task, bool sibling)
-{
-	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
-	__s64 nr = SYSCALL_NUMBER(regs);
-
-	if (nr == NR_FUTEX) {
-		__u32 operation = SECOND_ARGUMENT(regs) & ~(FUTEX_PRIVATE | FUTEX_REALTIME);
-
-		return operation != FUTEX_WAIT && operation != FUTEX_WAIT_BITSET;
-	}
-	return nr == NR_FUTEX_WAKE || nr == NR_FUTEX_REQUEUE || (nr == NR_EXIT && sibling);
 }
 
 /* sched_waking runs where the waker runs, sched_wakeup perhaps elsewhere. */
@@ -582,12 +205,40 @@ int on_waking(__u64 *ctx)
 	now = bpf_ktime_get_ns();
 	waker = bpf_get_current_task_btf();
 	sibling = thread_of(waker);
-	wakes = wakes_futexes(waker, sibling && waker->tgid == task->tgid);
+	wakes = now - cpu->timer_ns > TIMER_NS &&
+		wakes_futexes(waker, sibling && waker->tgid == task->tgid);
 	t->waker_pid = !wakes ? 0 : sibling ? sibling->pid : waker->tgid;
 	t->waker_tid = !wakes ? 0 : sibling ? sibling->tid : waker->pid;
 	*(volatile __u64 *)&t->waking_ns = now;
 	if ((++cpu->wakings & 63) == 0)
 		cpu->cost_ns += (bpf_ktime_get_ns() - now) << 6;
+	return 0;
+}
+
+/* A timer expires. Switches say what runs; here, at each tick, it is checked. So whatever ran when
+ * the programs were attached becomes known, and what follows a switch that the kernel did not
+ * report (seen on a virtual machine after threads of its supervisor). */
+SEC("tp_btf/hrtimer_expire_entry")
+int on_tick(__u64 *ctx)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct ds_cpu *cpu = this_cpu();
+	struct ds_thread *t;
+	__u64 now;
+
+	if (!cpu)
+		return 0;
+	now = bpf_ktime_get_ns();
+	cpu->timer_ns = now;
+	if (cpu->running_tid == task->pid)
+		return 0;
+	t = thread_of(task);
+	if (t) {
+		missed(cpu, t);
+		t->run_start_ns = now;
+		enter(t, DS_ONCPU, now);
+	}
+	occupy(cpu, task, t, now);
 	return 0;
 }
 
@@ -643,6 +294,7 @@ track(struct task_struct *task, __u32 word, enum ds_kind kind, __u64 now)
 	t->run_start_ns = now;
 	t->waker_pid = 0;
 	t->waker_tid = 0;
+	t->named = shared.generation;
 	bpf_probe_read_kernel(t->comm, sizeof(t->comm), task->comm);
 	enter(t, kind, now);
 	if (!bpf_task_storage_get(&slots, task, &free, BPF_LOCAL_STORAGE_GET_F_CREATE)) {
@@ -714,14 +366,10 @@ int scan(struct bpf_iter__task *ctx)
 			return 0; /* nor was it forked by one of them before we were attached */
 	}
 	bpf_map_update_elem(&processes, &pid, &word, BPF_ANY);
-	if (bpf_core_field_exists(task->__state)) {
-		__u32 state = task->__state;
-
-		if (state & STATE_DEAD || task->exit_state)
-			return 0;
-		if (state & (STATE_STOPPED_OR_TRACED | STATE_FROZEN))
-			kind = DS_STOPPED;
-	}
+	if (task->__state & STATE_DEAD || task->exit_state)
+		return 0;
+	if (task->__state & (STATE_STOPPED_OR_TRACED | STATE_FROZEN))
+		kind = DS_STOPPED;
 	track(task, word, kind, now);
 	return 0;
 }

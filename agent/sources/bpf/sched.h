@@ -1,4 +1,4 @@
-/* What sched.bpf.c shares with user space. kernel_layout.py holds the same
+/* What sched.bpf.c shares with user space. layout.py holds the same
  * layouts as numpy types; the sizes are compared when the object is loaded. */
 #ifndef DSAGENT_SCHED_H
 #define DSAGENT_SCHED_H
@@ -75,7 +75,7 @@ struct ds_thread {
 	__u64 since_state; /* since_ns << 4 | kind: one word, so that it never tears */
 	__u64 waking_ns; /* when it was last made runnable */
 	__u64 run_start_ns; /* when it was last switched in */
-	__u64 run_step; /* the step then */
+	__u64 run_step; /* the step when it was last switched in or out */
 	__u32 waker_pid;
 	__u32 waker_tid;
 	__u32 pid; /* as the agent sees them */
@@ -83,6 +83,7 @@ struct ds_thread {
 	__u32 word; /* its process's entry in words */
 	__s32 cpu; /* where it last ran */
 	__u8 comm[16];
+	__u64 named; /* the generation in which comm was read */
 	struct ds_thread_sums sums[2]; /* by generation, even and odd */
 };
 
@@ -114,6 +115,7 @@ struct ds_cpu {
 	__u32 running_tid; /* of whatever runs now */
 	__u64 switches;
 	__u64 wakings;
+	__u64 timer_ns; /* when a timer last expired here */
 	__u64 cost_ns; /* estimated from one run in 64 */
 	__u64 dropped; /* facts for which the ring had no room */
 	__u64 missed; /* switches of the target's threads that the kernel did not report */

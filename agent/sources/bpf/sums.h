@@ -1,0 +1,218 @@
+/* How an interval leaves: alone through the ring buffer if it is long, else added to a sum, which
+ * is sent when the step changes and read by user space once a generation. */
+#ifndef DSAGENT_SUMS_H
+#define DSAGENT_SUMS_H
+
+#include "maps.h"
+
+#define STATE_BITS 4
+#define NAME_AGE_NS 1000000000ULL
+
+static __always_inline void enter(struct ds_thread *t, enum ds_kind kind, __u64 now)
+{
+	*(volatile __u64 *)&t->since_state = now << STATE_BITS | kind;
+}
+
+static __always_inline void send(struct ds_cpu *cpu, struct ds_fact *fact)
+{
+	if (bpf_ringbuf_output(&facts, fact, sizeof(*fact), BPF_RB_NO_WAKEUP))
+		cpu->dropped++;
+}
+
+static __noinline int
+send_sums(struct ds_cpu *cpu, struct ds_thread *t, struct ds_thread_sums *sums)
+{
+	if (!cpu || !t || !sums)
+		return 0;
+	for (int kind = DS_ONCPU; kind < THREAD_KINDS; kind++) {
+		struct ds_sum *sum = &sums->kinds[kind];
+		struct ds_fact fact = {
+			.kind = kind, .exact = sum->count == 1, .cpu = -1, .count = sum->count,
+			.pid = t->pid, .tid = t->tid, .step = sums->step,
+			.start_ns = sum->start_ns, .end_ns = sum->end_ns, .ns = sum->ns,
+		};
+
+		if (sum->count)
+			send(cpu, &fact);
+		sum->count = 0;
+	}
+	return 0;
+}
+
+/* The sums to add to now: this generation's, of this step. */
+static __always_inline struct ds_thread_sums *
+sums_of(struct ds_cpu *cpu, struct ds_thread *t, __u64 step)
+{
+	__u64 generation = *(volatile __u64 *)&shared.generation;
+	struct ds_thread_sums *sums = &t->sums[generation & 1];
+
+	if (sums->generation != generation) { /* user space has read what was in it */
+		for (int kind = 0; kind < THREAD_KINDS; kind++)
+			sums->kinds[kind].count = 0;
+		sums->generation = generation;
+		sums->step = step;
+	} else if (sums->step != step) {
+		send_sums(cpu, t, sums);
+		sums->step = step;
+	}
+	return sums;
+}
+
+static __always_inline void
+add(struct ds_cpu *cpu, struct ds_thread *t, enum ds_kind kind, __u64 start, __u64 end, __u64 step)
+{
+	struct ds_sum *sum = &sums_of(cpu, t, step)->kinds[kind];
+
+	if (!sum->count) {
+		sum->ns = 0;
+		sum->start_ns = start;
+	}
+	sum->ns += end - start;
+	sum->end_ns = end;
+	sum->count++;
+}
+
+struct ds_interval {
+	enum ds_kind kind;
+	__u32 culprit_pid;
+	__u32 culprit_tid;
+	__u64 start;
+	__u64 end;
+	__u64 step;
+};
+
+static __always_inline void
+send_interval(struct ds_cpu *cpu, struct ds_thread *t, const struct ds_interval *i)
+{
+	struct ds_fact fact = {
+		.kind = i->kind, .exact = 1, .cpu = bpf_get_smp_processor_id(), .count = 1,
+		.pid = t->pid, .tid = t->tid,
+		.culprit_pid = i->culprit_pid, .culprit_tid = i->culprit_tid,
+		.step = i->step, .start_ns = i->start, .end_ns = i->end, .ns = i->end - i->start,
+	};
+
+	send(cpu, &fact);
+}
+
+/* Who ran longest on a CPU within an interval, of the last RUNS tasks there. */
+static __noinline int blame(struct ds_cpu *cpu, struct ds_interval *i, __u64 *longest)
+{
+	if (!cpu || !i || !longest)
+		return 0;
+	for (int n = 0; n < RUNS; n++) {
+		struct ds_run *run = &cpu->runs[n];
+		__u64 start = run->start_ns > i->start ? run->start_ns : i->start;
+		__u64 end = run->end_ns < i->end ? run->end_ns : i->end;
+
+		if (end > start && end - start > *longest) {
+			*longest = end - start;
+			i->culprit_pid = run->pid;
+			i->culprit_tid = run->tid;
+		}
+	}
+	return 0;
+}
+
+static __noinline int report(struct ds_cpu *cpu, struct ds_thread *t, struct ds_interval *i)
+{
+	if (!cpu || !t || !i || i->end <= i->start)
+		return 0;
+	if (i->end - i->start < settings.exact_ns) {
+		__u32 kind = i->kind;
+
+		if (kind < THREAD_KINDS)
+			add(cpu, t, kind, i->start, i->end, i->step);
+		return 0;
+	}
+	if (i->kind == DS_RUNQUEUE) {
+		__u32 there = t->cpu;
+		__u64 longest = 0;
+
+		blame(cpu, i, &longest);
+		if (there != bpf_get_smp_processor_id())
+			blame(bpf_map_lookup_elem(&cpus, &there), i, &longest);
+	}
+	send_interval(cpu, t, i);
+	return 0;
+}
+
+/* comm of a process, kept for user space; read again once a second, for exec and prctl. */
+static __noinline int remember_name(struct task_struct *leader, __u32 pid, __u64 now)
+{
+	struct ds_name *known = bpf_map_lookup_elem(&names, &pid);
+	struct ds_name fresh = { .read_ns = now };
+
+	if (known && now - known->read_ns < NAME_AGE_NS)
+		return 0;
+	bpf_probe_read_kernel(fresh.comm, sizeof(fresh.comm), leader->comm);
+	bpf_map_update_elem(&names, &pid, &fresh, BPF_ANY);
+	return 0;
+}
+
+static __always_inline void
+send_foreigner(struct ds_cpu *cpu, struct ds_foreigner *f, __u64 step)
+{
+	struct ds_fact fact = {
+		.kind = DS_FOREIGN, .exact = f->count == 1, .cpu = bpf_get_smp_processor_id(),
+		.count = f->count, .pid = settings.target_pid, .culprit_pid = f->pid, .step = step,
+		.start_ns = f->start_ns, .end_ns = f->end_ns, .ns = f->ns,
+	};
+
+	send(cpu, &fact);
+	f->pid = 0;
+}
+
+static __noinline int send_foreigners(struct ds_cpu *cpu, struct ds_foreign_sums *sums)
+{
+	if (!cpu || !sums)
+		return 0;
+	for (int n = 0; n < FOREIGNERS; n++)
+		if (sums->by_pid[n].pid)
+			send_foreigner(cpu, &sums->by_pid[n], sums->step);
+	return 0;
+}
+
+/* A task outside the target ran on [start, now) on a CPU that the target may use. */
+static __always_inline void
+foreign(struct ds_cpu *cpu, struct task_struct *task, __u64 start, __u64 now, __u64 step)
+{
+	__u64 generation = *(volatile __u64 *)&shared.generation;
+	struct ds_foreign_sums *sums = &cpu->sums[generation & 1];
+	__u32 pid = task->tgid;
+	struct ds_foreigner *f = &sums->by_pid[pid % FOREIGNERS];
+
+	if (now - start >= settings.foreign_exact_ns) {
+		struct ds_fact fact = {
+			.kind = DS_FOREIGN, .exact = 1, .cpu = bpf_get_smp_processor_id(), .count = 1,
+			.pid = settings.target_pid, .culprit_pid = pid, .culprit_tid = task->pid,
+			.step = step, .start_ns = start, .end_ns = now, .ns = now - start,
+		};
+
+		remember_name(task->group_leader, pid, now);
+		send(cpu, &fact);
+		return;
+	}
+	if (sums->generation != generation) {
+		for (int n = 0; n < FOREIGNERS; n++)
+			sums->by_pid[n].pid = 0;
+		sums->generation = generation;
+		sums->step = step;
+	} else if (sums->step != step) {
+		send_foreigners(cpu, sums);
+		sums->step = step;
+	}
+	if (f->pid != pid) {
+		if (f->pid)
+			send_foreigner(cpu, f, sums->step);
+		remember_name(task->group_leader, pid, now);
+		f->pid = pid;
+		f->count = 0;
+		f->ns = 0;
+		f->start_ns = start;
+	}
+	f->ns += now - start;
+	f->end_ns = now;
+	f->count++;
+}
+
+#endif
