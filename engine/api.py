@@ -10,7 +10,6 @@ import contextlib
 import secrets
 from time import monotonic_ns, time
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,12 +20,11 @@ from starlette.types import Receive, Scope, Send
 
 from .call import Call, end_life, stopping
 from .chat_template import ChatTemplateError
-from .connection import EXTENSION, ClientGone, Connection
+from .connection import EXTENSION, ClientGone, Connection, read_body
 from .frontend import Frontend
 from .observe import RequestLife
 from .protocol import ApiError, Ask, parse_ask, parse_body
 from .reply import Reply
-from .uploads import Uploads
 
 _MAX_HEADER_CHARS = 256  # of an identifier that a client sends along
 
@@ -34,9 +32,8 @@ _MAX_HEADER_CHARS = 256  # of an identifier that a client sends along
 class Generate:
     """POST /v1/completions and POST /v1/chat/completions."""
 
-    def __init__(self, frontend: Frontend, uploads: Uploads, *, chat: bool) -> None:
+    def __init__(self, frontend: Frontend, *, chat: bool) -> None:
         self._frontend = frontend
-        self._uploads = uploads
         self._chat = chat
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,8 +44,7 @@ class Generate:
         failure: BaseException | None = None
         try:
             try:
-                declared = _header(scope["headers"], b"content-length")
-                raw = await self._uploads.read(receive, declared)
+                raw = await read_body(receive, self._frontend.limits)
             finally:
                 observer.request_opened(life)
             await self._generate(raw, life, connection, answer)
@@ -57,7 +53,7 @@ class Generate:
             with contextlib.suppress(ClientGone):  # it is refused all the same
                 await answer.refuse(failure)
         except ClientGone as gone:
-            failure = stopping() if self._frontend.failed else gone
+            failure = stopping() if self._frontend.cut_off else gone
         except BaseException as error:
             failure = error
             raise
@@ -90,15 +86,10 @@ class Generate:
         life.prompt_tokens = len(token_ids)
         sampling = frontend.sampling(ask, len(token_ids))
         life.max_tokens = sampling.max_tokens
-        call = frontend.submit(life, ask, token_ids, sampling, connection)
-        try:
-            reply = Reply(life, include_usage=ask.include_usage)
-            if ask.stream:
-                await self._stream(call, reply, answer)
-            else:
-                await self._whole(call, reply, answer)
-        finally:
-            frontend.release(call, connection)
+        reply = Reply(life, include_usage=ask.include_usage)
+        respond = self._stream if ask.stream else self._whole
+        with frontend.computing(life, connection, token_ids, sampling, ask.stop) as call:
+            await respond(call, reply, answer)
 
     def _ask(self, body: dict[str, object]) -> Ask:
         ask = parse_ask(body, chat=self._chat, vocab_size=self._frontend.vocab_size)
@@ -184,16 +175,13 @@ def _header(headers: list[tuple[bytes, bytes]], name: bytes) -> str | None:
     return b",".join(values).decode("latin-1")[:_MAX_HEADER_CHARS] if values else None
 
 
-def build_app(frontend: Frontend, uploads: Uploads, registry: CollectorRegistry) -> Starlette:
-    """All paths; `registry` is what /metrics shows."""
+def build_app(frontend: Frontend) -> Starlette:
+    """All paths."""
     started = int(time())
 
     async def health(request: Request) -> Response:
-        if frontend.draining:
-            return JSONResponse({"status": "stopping"}, 503)
-        if not frontend.healthy:
-            return JSONResponse({"status": "failed"}, 503)
-        return JSONResponse({"status": "ok"})
+        status = frontend.status
+        return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
     async def models(request: Request) -> Response:
         card = {"id": frontend.model, "object": "model", "created": started, "owned_by": "dsagent"}
@@ -206,7 +194,9 @@ def build_app(frontend: Frontend, uploads: Uploads, registry: CollectorRegistry)
 
     async def metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), headers={"content-type": content_type})
+        return Response(
+            encode(frontend.engine.metrics.registry), headers={"content-type": content_type}
+        )
 
     async def http_error(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
@@ -216,8 +206,8 @@ def build_app(frontend: Frontend, uploads: Uploads, registry: CollectorRegistry)
 
     return Starlette(
         routes=[
-            Route("/v1/completions", Generate(frontend, uploads, chat=False), methods=["POST"]),
-            Route("/v1/chat/completions", Generate(frontend, uploads, chat=True), methods=["POST"]),
+            Route("/v1/completions", Generate(frontend, chat=False), methods=["POST"]),
+            Route("/v1/chat/completions", Generate(frontend, chat=True), methods=["POST"]),
             Route("/v1/models", models),
             Route("/v1/models/{model:path}", models),
             Route("/health", health),

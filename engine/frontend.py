@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from functools import partial
 from time import monotonic_ns
 
 from .call import Call, stopping
-from .connection import ClientGone, Connection
+from .config import EngineConfig
+from .connection import ClientGone, Connection, HttpLimits
+from .loader import LoadedModel
 from .loop import Engine
 from .observe import RequestLife, StepObserver
 from .protocol import ApiError, Ask, Messages
 from .request import EngineStopped, RequestRefused, SamplingParams, TokenOutput
-from .tokenizer import TextTokenizer
 
 # Longer texts are tokenised in a thread of their own (the library lets go of
 # the GIL): a long prompt must not hold up everybody else's tokens.
@@ -21,44 +23,33 @@ _INLINE_CHARS = 4096
 
 
 class Frontend:
-    """The requests in the house, and the one way for tokens to reach them."""
+    """The engine, the requests in the house, and the one way for tokens to reach them.
+
+    To be made in the event loop's thread. Raises RuntimeError or MemoryError
+    where there is no room for the KV cache.
+    """
 
     def __init__(
-        self,
-        *,
-        model: str,
-        vocab_size: int,
-        tokenizer: TextTokenizer,
-        observer: StepObserver,
-        max_requests: int,
+        self, loaded: LoadedModel, config: EngineConfig, observer: StepObserver, limits: HttpLimits
     ) -> None:
-        self.model = model
-        self.vocab_size = vocab_size
+        self.model = loaded.name
+        self.vocab_size = loaded.model.vocab_size
         self.observer = observer
+        self.limits = limits
+        self.engine = Engine(loaded, config, observer=observer, on_outputs=self._on_outputs)
         self.draining = False
-        self.failed = False
-        self._tokenizer = tokenizer
-        self._max_requests = max_requests
-        self._longest_token = max(map(len, tokenizer.token_bytes))
+        self.cut_off = False  # whoever goes now does not do so by his own will
+        self._tokenizer = loaded.tokenizer
+        self._max_chars = self.engine.max_model_len * max(map(len, self._tokenizer.token_bytes))
         self._loop = asyncio.get_running_loop()
         self._calls: dict[str, Call] = {}  # waiting for tokens
         self._inside: set[Call] = set()  # admitted, and not yet answered to the last byte
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def attach(self, engine: Engine) -> None:
-        """The engine needs `on_outputs` to be made, so it comes second."""
-        self._engine = engine
-        self._max_model_len = engine.max_model_len
-
-    @property
-    def healthy(self) -> bool:
-        """Whether a request would be answered."""
-        return self._engine.healthy
-
     # Tokens on their way out
 
-    def on_outputs(self, outputs: list[TokenOutput]) -> None:
+    def _on_outputs(self, outputs: list[TokenOutput]) -> None:
         """The loop's thread: one wake-up of this thread a step, however many requests are in it."""
         self._loop.call_soon_threadsafe(self._deliver, outputs)
 
@@ -73,6 +64,22 @@ class Frontend:
 
     # Requests on their way in
 
+    @property
+    def status(self) -> str:
+        """Whether a request would be answered: "ok", or why not."""
+        if self.draining:
+            return "stopping"
+        return "ok" if self.engine.healthy else "failed"
+
+    def admit(self) -> None:
+        """Raises ApiError (503) while stopping, after a failure, or with too many inside."""
+        if self.draining:
+            raise stopping()
+        if not self.engine.healthy:
+            raise ApiError(503, "the engine has failed", kind="engine_error")
+        if len(self._inside) >= self.limits.max_requests:
+            raise ApiError(503, "too many requests are waiting", kind="overloaded")
+
     async def tokenise(self, ask: Ask) -> Sequence[int]:
         """The prompt's token ids. Raises ApiError for one that cannot fit, ChatTemplateError."""
         prompt = ask.prompt
@@ -83,86 +90,67 @@ class Frontend:
             chars = sum(len(message["content"]) for message in prompt)
         else:
             return prompt
-        if chars > self._max_model_len * self._longest_token:
-            raise ApiError(
-                400,
-                f"the prompt's {chars} characters cannot fit into this model's context of "
-                f"{self._max_model_len} tokens",
-                code="context_length_exceeded",
-            )
+        if chars > self._max_chars:
+            raise self._too_long(f"the prompt has {chars} characters")
         if chars <= _INLINE_CHARS:
             return encode()
         return await self._loop.run_in_executor(None, encode)
 
     def sampling(self, ask: Ask, prompt_tokens: int) -> SamplingParams:
         """Raises ApiError where prompt and answer together are longer than the context."""
-        room = self._max_model_len - prompt_tokens
-        if prompt_tokens == 0:
-            raise ApiError(400, "the prompt is empty", param="prompt")
-        if room < (ask.max_tokens or 1):
-            raise ApiError(
-                400,
-                f"this model's context is {self._max_model_len} tokens, but the prompt has "
-                f"{prompt_tokens} and {ask.max_tokens or 1} were asked for",
-                code="context_length_exceeded",
-            )
+        room = self.engine.max_model_len - prompt_tokens
+        wanted = ask.max_tokens or 1
+        if room < wanted:
+            raise self._too_long(f"the prompt has {prompt_tokens} and {wanted} were asked for")
         return SamplingParams(
-            max_tokens=room if ask.max_tokens is None else ask.max_tokens,
-            temperature=ask.temperature,
-            top_p=ask.top_p,
-            seed=ask.seed,
-            ignore_eos=ask.ignore_eos,
+            ask.max_tokens or room, ask.temperature, ask.top_p, ask.seed, ask.ignore_eos
         )
 
-    def admit(self) -> None:
-        """Raises ApiError (503) while stopping, after a failure, or with too many inside."""
-        if self.draining:
-            raise stopping()
-        if not self._engine.healthy:
-            raise ApiError(503, "the engine has failed", kind="engine_error")
-        if len(self._inside) >= self._max_requests:
-            raise ApiError(503, "too many requests are waiting", kind="overloaded")
+    def _too_long(self, what: str) -> ApiError:
+        context = f"this model's context is {self.engine.max_model_len} tokens, but {what}"
+        return ApiError(400, context, code="context_length_exceeded")
 
-    def submit(
+    @contextlib.contextmanager
+    def computing(
         self,
         life: RequestLife,
-        ask: Ask,
+        connection: Connection,
         token_ids: Sequence[int],
         sampling: SamplingParams,
-        connection: Connection,
-    ) -> Call:
-        """Hand the request to the engine. To be followed by `release`. Raises ApiError."""
+        stop: Sequence[str],
+    ) -> Iterator[Call]:
+        """The engine works on the request meanwhile, but no longer. Raises ApiError."""
         self.admit()
-        call = Call(life, self._tokenizer.token_bytes, ask.stop)
+        call = Call(life, self._tokenizer.token_bytes, stop)
         self._calls[life.request_id] = call
         try:
             life.queued_ns = monotonic_ns()
-            self._engine.submit(life.request_id, token_ids, sampling)
+            self.engine.submit(life.request_id, token_ids, sampling)
         except (RequestRefused, EngineStopped) as error:
             life.queued_ns = None
             del self._calls[life.request_id]
-            raise _refusal(error) from None
+            refused = isinstance(error, RequestRefused)
+            raise (ApiError(400, str(error)) if refused else stopping()) from None
         self._inside.add(call)
         self._empty.clear()
-        connection.watch(lambda: self._lose(call))
-        return call
+        try:
+            connection.watch(partial(self._end, call, ClientGone()))
+            yield call
+        finally:
+            connection.unwatch()
+            self.cancel(call)
+            self._inside.discard(call)
+            if not self._inside:
+                self._empty.set()
 
     def cancel(self, call: Call) -> None:
         """The engine need not go on with it; nothing to do where it has finished."""
         if self._calls.pop(call.life.request_id, None) is not None:
-            self._engine.abort(call.life.request_id)
+            self.engine.abort(call.life.request_id)
 
-    def release(self, call: Call, connection: Connection) -> None:
-        """The request has left, one way or the other."""
-        connection.unwatch()
+    def _end(self, call: Call, failure: Exception) -> None:
         self.cancel(call)
-        self._inside.discard(call)
-        if not self._inside:
-            self._empty.set()
-
-    def _lose(self, call: Call) -> None:
-        self.cancel(call)
-        call.fail(ClientGone())
+        call.fail(failure)
 
     # The end
 
@@ -170,13 +158,8 @@ class Frontend:
         """Returns once nobody is inside."""
         await self._empty.wait()
 
-    def fail_all(self) -> None:
+    def end_all(self) -> None:
         """Whoever is still inside ends now, by the server's doing."""
-        self.failed = True
+        self.cut_off = True
         for call in self._inside:
-            self.cancel(call)
-            call.fail(stopping())
-
-
-def _refusal(error: RequestRefused | EngineStopped) -> ApiError:
-    return ApiError(400, str(error)) if isinstance(error, RequestRefused) else stopping()
+            self._end(call, stopping())

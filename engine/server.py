@@ -19,9 +19,7 @@ from .config import EngineConfig
 from .connection import HttpLimits, connection_class
 from .frontend import Frontend
 from .loader import LoadedModel, load_model
-from .loop import Engine
 from .observe import StepObserver
-from .uploads import Uploads
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -67,49 +65,42 @@ async def _serve(
     announce: Callable[[str], None],
     limits: HttpLimits,
 ) -> int:
-    frontend = Frontend(
-        model=loaded.name,
-        vocab_size=loaded.model.vocab_size,
-        tokenizer=loaded.tokenizer,
-        observer=observer,
-        max_requests=limits.max_requests,
-    )
     try:
-        engine = Engine(loaded, config, observer=observer, on_outputs=frontend.on_outputs)
+        frontend = Frontend(loaded, config, observer, limits)
     except (RuntimeError, MemoryError) as error:  # torch says the former for the latter
         reason = str(error).partition("\n")[0] or "out of memory"
         raise _ServeError(f"no room for the KV cache: {reason}") from error
-    frontend.attach(engine)
-    server = _Server(
-        uvicorn.Config(
-            build_app(frontend, Uploads(limits), engine.metrics.registry),
-            http=connection_class(limits),
-            loop="asyncio",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=75,
-        ),
-        started=partial(announce, _url(listener)),
-    )
-    stop = _Stop(frontend, server, limits.drain_s)
-    engine.start()
-    with stop.on_signals():
-        await server.serve(sockets=[listener])
+    server = _Server(frontend, started=partial(announce, _url(listener)))
+    frontend.engine.start()
+    await server.serve(sockets=[listener])
     # Off this thread: the last step's outputs still have to come in here.
-    await asyncio.to_thread(engine.stop, drain=False, deadline_s=10.0)
-    return stop.exit_code
+    await asyncio.to_thread(frontend.engine.stop, drain=False, deadline_s=10.0)
+    return server.exit_code
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which says when it listens and leaves the signals alone."""
+    """uvicorn's server, which says when it listens; the first signal drains it, a second one
+    stops it at once."""
 
-    def __init__(self, config: uvicorn.Config, *, started: Callable[[], None]) -> None:
-        super().__init__(config)
+    def __init__(self, frontend: Frontend, *, started: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                build_app(frontend),
+                http=connection_class(frontend.limits),
+                loop="asyncio",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_keep_alive=75,
+            )
+        )
+        self.exit_code = 0
+        self._frontend = frontend
         self._on_started = started
+        self._draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -117,21 +108,6 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-class _Stop:
-    """What the signals do: the first drains, the second stops at once."""
-
-    def __init__(self, frontend: Frontend, server: _Server, drain_s: float) -> None:
-        self.exit_code = 0
-        self._frontend = frontend
-        self._server = server
-        self._drain_s = drain_s
-        self._draining: asyncio.Task[None] | None = None
-
-    @contextlib.contextmanager
-    def on_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         for number in _STOP_SIGNALS:
             loop.add_signal_handler(number, self._signal, number)
@@ -148,22 +124,21 @@ class _Stop:
             self._frontend.draining = True
             self._draining = asyncio.create_task(self._drain())
         else:
-            self._at_once(128 + number)
+            self._end(128 + number)
 
     async def _drain(self) -> None:
         try:
-            await asyncio.wait_for(self._frontend.emptied(), self._drain_s)
-        except asyncio.TimeoutError:
-            self._at_once(1)
-        self._server.should_exit = True
+            await asyncio.wait_for(self._frontend.emptied(), self._frontend.limits.drain_s)
+        except TimeoutError:
+            self._end(1)
+        self.should_exit = True
 
-    def _at_once(self, exit_code: int) -> None:
+    def _end(self, exit_code: int) -> None:
         self.exit_code = exit_code
-        self._frontend.fail_all()
-        for connection in list(self._server.server_state.connections):
+        self._frontend.end_all()
+        for connection in list(self.server_state.connections):
             connection.transport.abort()
-        self._server.should_exit = True
-        self._server.force_exit = True
+        self.should_exit = self.force_exit = True
 
 
 class _ServeError(Exception):

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dsagent.engine import server
+from dsagent.engine import frontend, server
 from dsagent.engine.config import EngineConfig
 from dsagent.engine.connection import HttpLimits
 from dsagent.engine.loop import Engine
@@ -63,7 +63,8 @@ def main(settings: dict[str, Any]) -> int:
         return listener
 
     take_port = server._bind
-    vars(server).update(Engine=WatchedEngine, _bind=bind)
+    vars(frontend).update(Engine=WatchedEngine)
+    vars(server).update(_bind=bind)
     return server.serve(
         "tiny-llama",
         host="127.0.0.1",

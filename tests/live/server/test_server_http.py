@@ -19,7 +19,7 @@ USER = {"role": "user", "content": "hello"}
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    limits = {"max_body_bytes": MAX_BODY_BYTES, "body_timeout_s": 1.0, "header_timeout_s": 1.0}
+    limits = {"max_body_bytes": MAX_BODY_BYTES, "upload_timeout_s": 1.0}
     with Served(limits=limits) as server:
         yield server
 
