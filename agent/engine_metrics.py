@@ -6,20 +6,6 @@ from dsagent.agent.metric import Metric
 
 ENGINE_METRICS = (
     Metric(
-        "dsagent_reference_requests",
-        "gauge",
-        "{request}",
-        "Requests in the engine after the last step.",
-        ("state",),
-    ),
-    Metric(
-        "dsagent_reference_kv_blocks",
-        "gauge",
-        "{block}",
-        "KV cache blocks: free, cached (free, but a prefix can still be hit), used.",
-        ("state",),
-    ),
-    Metric(
         "dsagent_reference_tokens",
         "counter",
         "{token}",

@@ -220,12 +220,7 @@ class Engine:
             shares=shares,
         )
         self._observer.step_finished(report)
-        self.metrics.step_finished(
-            duration_ns=end_ns - start_ns,
-            prefill_tokens=prefill_tokens,
-            generated_tokens=sum(share.output_tokens for share in shares),
-            preempted=plan.preempted,
-        )
+        self.metrics.step_finished(report)
         return True
 
     def _run(self) -> None:
@@ -245,7 +240,6 @@ class Engine:
         self._kv.check()
         if self._kv.used:
             raise AssertionError(f"{self._kv.used} KV blocks belong to nobody")
-        self.metrics.holds(waiting=0, running=0, kv=self._kv)
         self._observer.idle()
         with self._changed:
             self._changed.wait_for(lambda: self._commands or self._closed)
