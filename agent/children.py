@@ -24,8 +24,14 @@ import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
 if os.getppid() != int(sys.argv[1]):
     sys.exit("the parent has ended")
-os.execv(sys.executable, [sys.executable, "-m", *sys.argv[2:]])
+os.execv(sys.argv[2], sys.argv[2:])
 """
+
+
+def dying_with_us(argv: Sequence[str]) -> list[str]:
+    """The command, with a path as its first word, so that it is killed when the thread that
+    starts it ends, however it ends."""
+    return [sys.executable, "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *argv]
 
 
 class Child:
@@ -34,7 +40,7 @@ class Child:
 
     def __init__(self, module: str, arguments: Sequence[str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), module, *arguments],
+            dying_with_us([sys.executable, "-m", module, *arguments]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
+if sys.version_info < (3, 11):  # the plug-in beside an engine runs on 3.10; its agent does not
+    sys.exit("dsagent: the commands need Python 3.11 or later; this is " + sys.version.split()[0])
 try:
     import typer
 except ModuleNotFoundError:

@@ -152,4 +152,3 @@ class Target:
     container_id: str | None = None
     gpu_uuids: tuple[str, ...] = ()
     service_name: str = "reference"
-    model: str | None = None

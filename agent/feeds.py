@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,9 +13,11 @@ from dsagent.agent.facts import (
     Event,
     Readings,
     Source,
+    SourceState,
     SourceStatus,
     Target,
 )
+from dsagent.agent.guard import attempt, reason_of
 from dsagent.agent.procfs import escape
 from dsagent.agent.sources.proc import ProcSource
 from dsagent.agent.sources.stall import Progress, StallSource
@@ -25,13 +28,14 @@ if TYPE_CHECKING:
 
 
 class Feed:
-    """One source and how it fares."""
+    """One source and how it fares. One that raises, in whatever method, runs no more."""
 
     def __init__(self, name: str, make: Callable[[], Source]) -> None:
         self.name = name
         self._make = make
         self._source: Source | None = None
-        self._final: SourceStatus | None = None  # set once the source no longer runs
+        self._last = SourceStatus(name, "unavailable", "not started")
+        self._untold = ""  # why it failed, until an event has told it
         self.poll_cpu_ns = 0
 
     @property
@@ -43,49 +47,63 @@ class Feed:
             source = self._make()
             source.start()
         except SourceUnavailable as reason:
-            self._final = SourceStatus(self.name, "unavailable", escape(str(reason)))
+            self._last = SourceStatus(self.name, "unavailable", escape(str(reason)))
         except Exception as error:  # noqa: BLE001 - any source may fail, in its own way
-            self._final = SourceStatus(self.name, "failed", _reason(error))
+            self._last = SourceStatus(self.name, "failed", reason_of(error))
         else:
             self._source = source
 
     def poll(self, now_ns: int) -> Readings | None:
-        """None where the source does not run; one that raises runs no more, and an event tells."""
-        if self._source is None:
-            return None
-        began_ns = time.thread_time_ns()
-        try:
-            return self._source.poll(now_ns)
-        except Exception as error:  # noqa: BLE001 - any source may fail, in its own way
-            self._end("failed", _reason(error))
-            message = f"source {self.name} failed: {_reason(error)}"
-            return Readings(events=[Event("source.failed", now_ns, message)])
-        finally:
+        """None where the source does not run; that it has failed, an event tells once."""
+        readings = None
+        if self._source is not None:
+            began_ns = time.thread_time_ns()
+            readings, why = attempt(functools.partial(self._source.poll, now_ns))
             self.poll_cpu_ns += time.thread_time_ns() - began_ns
+            if why:
+                self.fail(why)
+        if self._untold:
+            message = f"source {self.name} failed: {self._untold}"
+            self._untold = ""
+            return Readings(events=[Event("source.failed", now_ns, message)])
+        return readings
+
+    def fail(self, why: str) -> None:
+        if self._source is not None:
+            self._untold = why
+            self._end("failed", why)
 
     def switch_off(self, reason: str) -> None:
         self._end("unavailable", reason)
 
-    def _end(self, state: str, reason: str) -> None:
+    def _end(self, state: SourceState, reason: str) -> None:
         source, self._source = self._source, None
         if source is None:
             return
-        last = source.status()
-        self._final = replace(
-            last, state="failed" if state == "failed" else "unavailable", reason=reason
-        )
-        source.stop()
+        self._look(source)
+        _, why = attempt(source.stop)
+        reason = f"{reason}; and it did not stop: {why}" if why else reason
+        self._last = replace(self._last, state=state, reason=reason)
+
+    def _look(self, source: Source) -> str:
+        """Renews what is known of its state; why that failed, if it did."""
+        status, why = attempt(source.status)
+        if status is not None:
+            self._last = status
+        return why
 
     def status(self) -> SourceStatus:
-        if self._source is not None:
-            return self._source.status()
-        return self._final or SourceStatus(self.name, "unavailable", "not started")
+        if self._source is not None and (why := self._look(self._source)):
+            self.fail(why)
+        return self._last
 
     def stop(self) -> None:
+        """Ends it as it is: its state stays what it was."""
         source, self._source = self._source, None
-        if source is not None:
-            self._final = source.status()
-            source.stop()
+        if source is None:
+            return
+        for why in filter(None, (self._look(source), attempt(source.stop)[1])):
+            self._last = replace(self._last, state="failed", reason=why)
 
 
 class Feeds:
@@ -143,10 +161,19 @@ class Feeds:
             brought.append(readings)
             if not feed.runs:
                 self._failed.append(feed.name)
-            if feed.name == "steps" and self._kernel is not None:
-                for pid, address in self.steps.new_step_words().items():
-                    self._kernel.set_step_word(pid, address)
+            if feed.name == "steps":
+                self._tell_step_words()
         return brought
+
+    def _tell_step_words(self) -> None:
+        """The kernel source tags its facts with the step that these words name."""
+        kernel = self.feed("kernel")
+        if not kernel.runs or self._kernel is None:
+            return
+        for pid, address in self.steps.new_step_words().items():
+            _, why = attempt(functools.partial(self._kernel.set_step_word, pid, address))
+            if why:
+                kernel.fail(why)
 
     def take_failed(self) -> list[str]:
         """Names of the sources that have failed since the last call."""
@@ -168,19 +195,3 @@ class Feeds:
     def stop(self) -> None:
         for feed in self.all:
             feed.stop()
-
-
-def _reason(error: Exception) -> str:
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    where = (
-        ""
-        if frame is None
-        else f" ({_module(frame.tb_frame.f_code.co_filename)}:{frame.tb_lineno})"
-    )
-    return escape(f"{type(error).__name__}: {error}{where}")
-
-
-def _module(path: str) -> str:
-    return path.rsplit("/", 1)[-1]

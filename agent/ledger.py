@@ -7,7 +7,7 @@ import re
 import statistics
 import zlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -130,15 +130,25 @@ class Ledger:
         now_ns: int,
         last_ns: int,
         by: By = "e2e",
-        unfinished: Iterable[Account] = (),
+        unfinished: Callable[[], Iterable[Account]] = tuple,
+        find: Callable[[str], Account | None] = lambda _wanted: None,
     ) -> dict[str, Any]:
         """The `explain` document of the request with this id (request, trace, external; an
         unambiguous beginning will do), the slowest where several share it; without an id, the
-        slowest of all. Raises DsagentError (exit 2) where there is none."""
+        slowest of all. Raises DsagentError (exit 2) where there is none.
+
+        `unfinished` and `find` make accounts of requests that have not ended: of all of them, or
+        of the one with an id. They are asked only where that is needed, since it is work.
+        """
         entries = [entry for entry in self._entries if entry.ended_ns >= now_ns - last_ns]
-        entries += [Entry.of(account, now_ns) for account in unfinished]
         if wanted is not None:
-            return _document(_slowest_first(_matching(entries, wanted, self._place), by))
+            needle = _needle(wanted)
+            exact = [e for e in entries if needle in e.ids() or needle.lower() == e.trace_id]
+            if not exact and (account := find(needle) or find(needle.lower())) is not None:
+                exact = [Entry.of(account, now_ns)]
+            found = exact or _begun(entries, needle, self._place)
+            return _document(_slowest_first(found, by))
+        entries += [Entry.of(account, now_ns) for account in unfinished()]
         complete = [entry for entry in entries if not entry.partial] or entries
         measurable = [entry for entry in complete if entry.figure(by) is not None]
         if not measurable:
@@ -211,14 +221,14 @@ def summarise(entries: Sequence[Entry]) -> dict[str, Any]:
     }
 
 
-def _matching(entries: Sequence[Entry], wanted: str, place: str) -> list[Entry]:
+def _needle(wanted: str) -> str:
+    """The id itself: of a traceparent its trace id."""
     traceparent = _TRACEPARENT.fullmatch(wanted.strip().lower())
-    needle = traceparent.group(1) if traceparent else wanted.strip()
-    exact = [
-        entry for entry in entries if needle in entry.ids() or needle.lower() == entry.trace_id
-    ]
-    if exact:
-        return exact
+    return traceparent.group(1) if traceparent else wanted.strip()
+
+
+def _begun(entries: Sequence[Entry], needle: str, place: str) -> list[Entry]:
+    """The one request that has an id which begins so."""
     begun = (
         [entry for entry in entries if any(each.startswith(needle) for each in entry.ids())]
         if len(needle) >= MIN_PREFIX

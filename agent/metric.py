@@ -51,13 +51,6 @@ class Metric:
         family = self.prometheus_family
         return f"{family}_total" if self.kind == "counter" else family
 
-    @property
-    def prometheus_names(self) -> frozenset[str]:
-        """Every series name that Prometheus knows for it."""
-        if self.kind == "histogram":
-            return frozenset(f"{self.prometheus}_{part}" for part in ("bucket", "sum", "count"))
-        return frozenset({self.prometheus})
-
 
 def prometheus_label(attribute: str) -> str:
     """An attribute's name as a Prometheus label."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from dsagent.agent.facts import Target
-from dsagent.agent.procfs import escape
+from dsagent.agent.guard import attempt
 from dsagent.agent.resource import resource_overrides
 from dsagent.agent.sampling import Sampler
 from dsagent.agent.sinks.base import Explained, Sink, SinkStatus
@@ -18,13 +19,13 @@ from dsagent.agent.slo import Limits, load_limits
 
 
 class Outlets:
-    """Hands every batch to every sink. A sink must not raise; one that does is counted and
-    given no more."""
+    """Hands every batch to every sink. A sink must not raise; one that does, in whatever method,
+    is counted and given no more."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = list(sinks)
         self._started: list[Sink] = []
-        self._ended: list[SinkStatus] = []
+        self._last: dict[str, SinkStatus] = {}  # by name, as last seen
 
     def start(self) -> None:
         """Raises DsagentError where one cannot begin; those that did are stopped by `stop`."""
@@ -34,22 +35,28 @@ class Outlets:
 
     def take(self, batch: Explained) -> None:
         for sink in tuple(self._started):
-            try:
-                sink.take(batch)
-            except Exception as error:  # noqa: BLE001 - a sink's failure must not end the session
-                reason = escape(f"{type(error).__name__}: {error}")
-                self._end(sink, reason, deadline_s=0.0)
+            _, why = attempt(functools.partial(sink.take, batch))
+            if why:
+                self._end(sink, why, deadline_s=0.0)
 
-    def _end(self, sink: Sink, reason: str, deadline_s: float) -> None:
+    def _end(self, sink: Sink, why: str, deadline_s: float) -> None:
         self._started.remove(sink)
-        sink.stop(deadline_s)
-        status = sink.status()
-        if reason:
+        _, did_not_stop = attempt(functools.partial(sink.stop, deadline_s))
+        status, no_status = attempt(sink.status)
+        status = status or self._last.get(sink.name) or SinkStatus(sink.name)
+        for reason in filter(None, (why, did_not_stop, no_status)):
             status = replace(status, failed=status.failed + 1, reason=reason)
-        self._ended.append(status)
+        self._last[sink.name] = status
 
     def statuses(self) -> tuple[SinkStatus, ...]:
-        return (*(sink.status() for sink in self._started), *self._ended)
+        """Of each sink that was started, in their order."""
+        for sink in tuple(self._started):
+            status, why = attempt(sink.status)
+            if status is not None:
+                self._last[sink.name] = status
+            else:
+                self._end(sink, why, deadline_s=0.0)
+        return tuple(self._last.values())
 
     def stop(self, deadline_s: float) -> None:
         """Flushes; `deadline_s` seconds for all of them together. May be called twice."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from dsagent.agent import procfs
 from dsagent.agent.facts import Facts, Kind
+from dsagent.agent.privileges import INITIAL_PID_NAMESPACE, pid_namespace
 
 # What writing a step of b shares costs the loop, rounded up from the benchmark's table.
 HOOK_NS = 8_000
@@ -23,7 +24,6 @@ HOOK_NS_A_SHARE = 200
 
 WINDOW_NS = 5_000_000_000
 NICENESS = 10  # a tenth of a contended CPU at most: enough for us, little for the target
-INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,7 @@ class OverheadMeter:
         self._own_pid = os.getpid()
         # Culprits outside the target are named by the initial namespace's pids: elsewhere we
         # would not find ourselves among them.
-        namespace = os.stat("/proc/self/ns/pid").st_ino
-        self.sees_displacement = sees_displacement and namespace == INITIAL_PID_NAMESPACE
+        self.sees_displacement = sees_displacement and pid_namespace() == INITIAL_PID_NAMESPACE
         self._displaced_ns = 0
         self._first = self._last = self._window = Costs(now_ns, time.process_time_ns())
         self.window_ratio: float | None = None  # None until the first window is over

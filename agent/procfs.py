@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +64,14 @@ def read_bytes(path: Path) -> bytes:
         raise ProcessGone(str(path)) from error
 
 
+def list_names(path: Path) -> list[str]:
+    """What is in a folder below /proc/PID. Raises ProcessGone, or PermissionError."""
+    try:
+        return os.listdir(path)
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise ProcessGone(str(path)) from error
+
+
 def parse_stat(line: bytes) -> ProcessStat:
     """The command's name may hold spaces and parentheses: the last one ends it."""
     head, _, tail = line.rpartition(b")")
@@ -85,21 +95,26 @@ def parse_stat(line: bytes) -> ProcessStat:
 
 
 def read_stat(pid: int, proc: Path = PROC) -> ProcessStat:
-    """Raises ProcessGone."""
+    """Raises ProcessGone, or PermissionError (hidepid)."""
     return parse_stat(read_bytes(proc / str(pid) / "stat"))
 
 
 def parents(proc: Path = PROC) -> dict[int, int]:
-    """pid → parent's pid, of every process there is now."""
+    """pid → parent's pid, of every process there is now and that may be seen."""
+    return _parents_of(_pids(proc), proc)
+
+
+def _pids(proc: Path) -> set[int]:
+    return {int(name) for name in os.listdir(proc) if name.isdigit()}
+
+
+def _parents_of(pids: Iterable[int], proc: Path) -> dict[int, int]:
     found = {}
-    with os.scandir(proc) as entries:
-        for entry in entries:
-            if not entry.name.isdigit():
-                continue
-            try:
-                found[int(entry.name)] = read_stat(int(entry.name), proc).ppid
-            except ProcessGone:
-                continue
+    for pid in pids:
+        try:
+            found[pid] = read_stat(pid, proc).ppid
+        except (ProcessGone, PermissionError):
+            continue
     return found
 
 
@@ -116,14 +131,10 @@ class ProcessTree:
         if self._asked % 10 == 0:
             self._parent_of = parents(self._proc)
         else:
-            there = {int(name) for name in os.listdir(self._proc) if name.isdigit()}
+            there = _pids(self._proc)
             for pid in self._parent_of.keys() - there:
                 del self._parent_of[pid]
-            for pid in there - self._parent_of.keys():
-                try:
-                    self._parent_of[pid] = read_stat(pid, self._proc).ppid
-                except ProcessGone:
-                    continue
+            self._parent_of |= _parents_of(there - self._parent_of.keys(), self._proc)
         self._asked += 1
         return self._parent_of
 
@@ -169,8 +180,24 @@ def pss_bytes(pid: int, proc: Path = PROC) -> int | None:
     return int(found.group(1)) * 1024 if found else None
 
 
+def own_pss_bytes() -> int | None:
+    """Of this process and its helpers: the processes below it that share its process group. What
+    it started for the user (an engine, a load) has a group of its own."""
+    own = os.getpid()
+    total = pss_bytes(own)
+    if total is None:
+        return None
+    for pid in descendants(own, parents()):
+        try:
+            if os.getpgid(pid) == os.getpgrp():
+                total += pss_bytes(pid) or 0
+        except ProcessLookupError:
+            continue
+    return total
+
+
 def context_switches(pid: int, tid: int, proc: Path = PROC) -> tuple[int, int]:
-    """(voluntary, involuntary) of one thread. Raises ProcessGone."""
+    """(voluntary, involuntary) of one thread. Raises ProcessGone, or PermissionError."""
     text = read_bytes(proc / str(pid) / "task" / str(tid) / "status")
     found = re.search(
         rb"^voluntary_ctxt_switches:\s+(\d+)\nnonvoluntary_ctxt_switches:\s+(\d+)",
@@ -183,7 +210,22 @@ def context_switches(pid: int, tid: int, proc: Path = PROC) -> tuple[int, int]:
 
 
 def threads(pid: int, proc: Path = PROC) -> tuple[int, ...]:
+    """None of a process that has ended. Raises PermissionError."""
     try:
-        return tuple(int(name) for name in os.listdir(proc / str(pid) / "task"))
-    except (FileNotFoundError, ProcessLookupError):
+        return tuple(int(name) for name in list_names(proc / str(pid) / "task"))
+    except ProcessGone:
         return ()
+
+
+def command_line(pid: int, proc: Path = PROC) -> tuple[str, ...]:
+    """Its arguments as it was started with them; empty where they cannot be read."""
+    try:
+        text = read_bytes(proc / str(pid) / "cmdline").decode("utf-8", "replace")
+    except (ProcessGone, PermissionError):
+        return ()
+    return tuple(text.removesuffix("\0").split("\0"))
+
+
+def age_s(start_ticks: int) -> float:
+    """How long ago a process began whose stat says so."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks * CLOCK_TICK_NS / 1e9

@@ -240,6 +240,10 @@ def summary(document: Document) -> RenderableType:
         ),
         Text(cost_line(overhead), style="dim"),
         Text(f"uncounted losses {document['uncounted_losses']}", style="dim"),
+    ]
+    if failures := document["accounting_failures"]:
+        pieces.append(Text(f"accounting failed {failures} times: requests are missing", "bold red"))
+    pieces += [
         Text(),
         sources(document),
     ]

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from dsagent.agent import procfs
 from dsagent.agent.accountant import Accountant
+from dsagent.agent.budget import Budget
 from dsagent.agent.clock import Clock
 from dsagent.agent.control import ControlServer
 from dsagent.agent.errors import CANNOT_ATTACH, USAGE, DsagentError
 from dsagent.agent.facts import Event, Facts, Readings, Sample, SourceStatus, Target, no_facts
 from dsagent.agent.feeds import Feeds
+from dsagent.agent.guard import attempt
 from dsagent.agent.ledger import BYS, KEEP_NS, Ledger
 from dsagent.agent.outlets import Outlets
 from dsagent.agent.overhead import OverheadMeter, hooks_ns
@@ -25,12 +28,16 @@ from dsagent.agent.sinks.base import Explained, Sink, SinkStatus
 from dsagent.agent.target import check_alive
 from dsagent.agent.ticker import Ticker
 
+T = TypeVar("T")
+
 TICK_NS = 200_000_000
 MAX_TICK_NS = 800_000_000
 TICK_CPU_RATIO = 0.01  # ticks come further apart rather than take more of a core than this
 STATUS_NS = 1_000_000_000
 SINK_DEADLINE_S = 5.0
-SETTLE_NS = 1_500_000_000  # after the end, facts still to come are waited for at most this long
+SETTLE_NS = 500_000_000  # after the end, facts still to come are waited for at most this long
+SETTLE_TICK_S = 0.02
+GIVE_UP_NS = 10_000_000_000  # beyond any patience: accounts are made of what there is
 
 
 @dataclass(slots=True)
@@ -70,8 +77,10 @@ class Session:
         self.target = target
         self.ledger = Ledger()
         self.counts = Counts()
+        self.accounting_failures = 0
         self._duration_s = duration_s
         self._max_overhead_ratio = max_overhead_ratio
+        self._budget = Budget(max_overhead_ratio)
         self._on_attached = on_attached
         self._on_live = on_live
         self._feeds = Feeds(target)
@@ -152,7 +161,6 @@ class Session:
         self._overhead = OverheadMeter(
             self.target.pid, now_ns, sees_displacement=self._feeds.feed("kernel").runs
         )
-        self._over_budget = 0
         self._least_tick_ns = TICK_NS
         self._pending_events: list[Event] = []
 
@@ -167,9 +175,9 @@ class Session:
 
     def _pass_on(self, now_ns: int, due_ns: int) -> None:
         brought = self._poll(now_ns)
-        accounts = self._accountant.due(due_ns)
+        accounts = self._accounting(now_ns, lambda: self._accountant.due(due_ns)) or []
         for account in accounts:
-            self.ledger.add(account)
+            self._accounting(now_ns, functools.partial(self.ledger.add, account))
             self.counts.requests += account.record.sent_ns >= self._attached_ns
         samples = [sample for readings in brought for sample in readings.samples]
         samples += self._measure(now_ns)
@@ -199,7 +207,7 @@ class Session:
         for name in self._feeds.take_failed():
             self._accountant.source_off(name)
         for readings in brought:
-            self._accountant.add(readings)
+            self._accounting(now_ns, functools.partial(self._accountant.add, readings))
             self._overhead.add_facts(readings.facts)
             for step in readings.steps:
                 if step.end_ns >= self._attached_ns:
@@ -207,6 +215,17 @@ class Session:
                     self.counts.shares += len(step.shares)
                     self.counts.tokens += sum(share.output_tokens for share in step.shares)
         return brought
+
+    def _accounting(self, now_ns: int, call: Callable[[], T]) -> T | None:
+        """A fault of ours must not end what goes on without it: counted, and told the first
+        time."""
+        result, why = attempt(call)
+        if why:
+            self.accounting_failures += 1
+            if self.accounting_failures == 1:
+                message = f"accounting failed, some requests will be missing: {why}"
+                self._pending_events.append(Event("agent.failed", now_ns, message))
+        return result
 
     def _measure(self, now_ns: int) -> list[Sample]:
         """Once a second: what we cost; steps down where that is too much; shows progress."""
@@ -231,35 +250,45 @@ class Session:
         return hooks_ns(self.counts.steps, self.counts.shares)
 
     def _keep_within_budget(self, now_ns: int) -> None:
-        """Looks more rarely at first; after two windows in a row (10 s) over the budget the kernel
-        source goes, if it is what costs."""
         ratio = self._overhead.window_ratio or 0.0
-        if ratio <= self._max_overhead_ratio:
-            self._over_budget = 0
-            return
-        self._over_budget += 1
-        self._least_tick_ns = min(2 * self._least_tick_ns, MAX_TICK_NS)
-        if self._over_budget != 2:
-            return
-        cost = f"overhead is {ratio:.2%}, --max-overhead {self._max_overhead_ratio:.2%}"
         kernel = self._feeds.feed("kernel")
-        if kernel.runs and 2 * self._overhead.window_kernel_ratio >= self._max_overhead_ratio:
+        kernel_ratio = self._overhead.window_kernel_ratio if kernel.runs else None
+        verdict = self._budget.judge(ratio, kernel_ratio)
+        if verdict == "within":
+            return
+        self._least_tick_ns = min(2 * self._least_tick_ns, MAX_TICK_NS)
+        cost = f"overhead is {ratio:.2%}, --max-overhead {self._max_overhead_ratio:.2%}"
+        if verdict == "switch the kernel source off":
             kernel.switch_off(f"stepped down: {cost}")
             self._accountant.source_off("kernel")
             self._overhead.sees_displacement = False
             message = f"source kernel is off: {cost}"
-            self._over_budget = 0
-        else:
+        elif verdict == "say so":
             message = f"{cost}, and nothing that could be switched off would mend it"
+        else:
+            return
         self._pending_events.append(Event("agent.over_budget", now_ns, message))
 
-    def _finish(self) -> dict[str, Any]:
-        """The last readings, and every account that can still be made of them."""
-        ended_ns = time.monotonic_ns()
+    def _settle(self) -> None:
+        """The last readings: the facts that ended requests still wait for come within half a
+        second, or are done without."""
+        now_ns = time.monotonic_ns()
+        until_ns = now_ns + SETTLE_NS
         self._feeds.steps.look_again()
-        self._pass_on(ended_ns, ended_ns + SETTLE_NS)
+        self._pass_on(now_ns, now_ns)
+        while self._accountant.waiting and now_ns < until_ns:
+            time.sleep(SETTLE_TICK_S)
+            now_ns = time.monotonic_ns()
+            self._pass_on(now_ns, now_ns)
+        if self._accountant.waiting:
+            self._pass_on(now_ns, now_ns + GIVE_UP_NS)
+
+    def _finish(self) -> dict[str, Any]:
+        """The summary, once every account is made that still can be."""
+        ended_ns = time.monotonic_ns()
+        self._settle()
         self._overhead.update(time.monotonic_ns(), self._feeds.kernel_cost_ns(), self._hooks_ns())
-        pss_bytes = procfs.pss_bytes(os.getpid())
+        pss_bytes = procfs.own_pss_bytes()
         self._feeds.stop()
         self._outlets.stop(SINK_DEADLINE_S)
         return {
@@ -274,6 +303,7 @@ class Session:
             "requests": self.counts.requests,
             "sources": [_source_json(status) for status in self._feeds.statuses()],
             "uncounted_losses": self._feeds.steps.uncounted_losses,
+            "accounting_failures": self.accounting_failures,
             "clock_error_ns": self._clock.error_ns,
             "sinks": [_sink_json(status) for status in self._outlets.statuses()],
             "overhead": {
@@ -303,7 +333,8 @@ class Session:
                     now_ns=now_ns,
                     last_ns=last_ns,
                     by=by,
-                    unfinished=self._accountant.open_accounts(now_ns),
+                    unfinished=lambda: self._accountant.open_accounts(now_ns),
+                    find=lambda wanted: self._accountant.find(wanted, now_ns),
                 )
             case "why":
                 return self.ledger.why(now_ns=now_ns, last_ns=last_ns)

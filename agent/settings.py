@@ -15,7 +15,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-import tomllib
 import typer
 from typer.models import OptionInfo
 
@@ -79,6 +78,8 @@ def option_names(function: Callable[..., Any]) -> frozenset[str]:
 
 def load(named: str | None, known: Iterable[str]) -> Mapping[str, Any]:
     """The file's settings. Raises DsagentError (exit 2): not there, not TOML, an unknown key."""
+    import tomllib
+
     path = Path(named) if named is not None else DEFAULT_FILE
     if named is None and not path.is_file():
         return {}

@@ -7,8 +7,10 @@ rings; a launcher without a ring is followed down to the one engine below it.
 
 from __future__ import annotations
 
+import itertools
 import os
 import pwd
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,14 @@ from dsagent.agent.clock import check_time_namespace
 from dsagent.agent.errors import CANNOT_ATTACH, DsagentError
 from dsagent.agent.facts import Target
 from dsagent.agent.procfs import PROC, ProcessGone
+
+START_S = 60.0  # an engine that has no ring by then never will, or says why itself
+START_TICK_S = 0.1
+ENGINE_MODULE = "dsagent.instrumentation.reference"
+
+
+class NotAnEngine(DsagentError):  # noqa: N818 - what was found, not what went wrong
+    """There is no step ring to be read, so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,39 @@ def resolve(
     return target
 
 
+def resolve_starting(pid: int, say: Callable[[str], None], proc: Path = PROC) -> Target:
+    """`resolve`, but waits for an engine that is just starting: until its rings are there, it
+    ends, or it is a minute old. `say` is told that it waits."""
+    told = False
+    while True:
+        try:
+            return resolve(pid, proc=proc)
+        except NotAnEngine:
+            if not is_starting(pid, proc):
+                raise
+        if not told:
+            say(f"waiting for process {pid} to become an engine")
+            told = True
+        time.sleep(START_TICK_S)
+
+
+def is_starting(pid: int, proc: Path = PROC) -> bool:
+    """Whether one of its tree, younger than a minute, is on its way to be the bundled engine."""
+    for each in (pid, *procfs.descendants(pid, procfs.parents(proc))):
+        try:
+            stat = procfs.read_stat(each, proc)
+        except (ProcessGone, PermissionError):
+            continue
+        words = procfs.command_line(each, proc)
+        serves = any(
+            word == ENGINE_MODULE or (word.rsplit("/", 1)[-1], after) == ("dsagent", "serve")
+            for word, after in itertools.zip_longest(words, words[1:])
+        )
+        if serves and stat.state not in "ZXx" and procfs.age_s(stat.start_ticks) < START_S:
+            return True
+    return False
+
+
 def describe(pid: int, proc: Path = PROC) -> Target:
     """The Target whose root is `pid`, as it is now. Raises DsagentError when it has ended."""
     stat = _stat(pid, proc)
@@ -99,14 +142,6 @@ def describe(pid: int, proc: Path = PROC) -> Target:
 def check_alive(target: Target, proc: Path = PROC) -> None:
     """Raises DsagentError when the target has ended, or its pid belongs to another process now."""
     _check_same(target.pid, target.start_ticks, proc)
-
-
-def is_alive(target: Target, proc: Path = PROC) -> bool:
-    try:
-        stat = procfs.read_stat(target.pid, proc)
-    except ProcessGone:
-        return False
-    return stat.start_ticks == target.start_ticks and stat.state not in "ZXx"
 
 
 def _check_same(pid: int, start_ticks: int, proc: Path) -> None:
@@ -194,16 +229,15 @@ def _engine_above(
 
 def _not_an_engine(
     pid: int, comm: str, pids: tuple[int, ...], rings_of: Callable[[int], Rings]
-) -> DsagentError:
+) -> NotAnEngine:
     refused = [reason for each in pids for reason in _probe(each, rings_of).refused]
-    if refused:
-        return _cannot(
-            f"the step ring of process {pid} ({comm}) is refused: {procfs.escape(refused[0])}"
-        )
-    return _cannot(
-        f"process {pid} ({comm}) is not an engine: neither it nor a process below it has a step "
-        "ring; give the pid of a server started with `dsagent serve`, once it is listening"
+    message = (
+        f"the step ring of process {pid} ({comm}) is refused: {procfs.escape(refused[0])}"
+        if refused
+        else f"process {pid} ({comm}) is not an engine: neither it nor a process below it has a "
+        "step ring; give the pid of a server started with `dsagent serve`"
     )
+    return NotAnEngine(f"cannot attach: {message}", exit_code=CANNOT_ATTACH)
 
 
 def _not_permitted(pid: int, proc: Path) -> DsagentError:

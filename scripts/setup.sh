@@ -37,7 +37,8 @@ mkdir -p build
 
 # --- Python -----------------------------------------------------------------
 
-usable() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; }
+# The plug-in beside an engine runs on 3.10; the agent, the tests and the tools need 3.11.
+usable() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
 has_venv() { "$1" -c 'import venv, ensurepip' >/dev/null 2>&1; }
 
 choose_python() {
@@ -107,7 +108,7 @@ fi
 # --- the virtual environment ------------------------------------------------
 
 [[ -n $python ]] || python=$(choose_python)
-[[ -n $python ]] || die "no Python of at least 3.10 with venv; name one with PYTHON=..."
+[[ -n $python ]] || die "no Python of at least 3.11 with venv; name one with PYTHON=..."
 
 # What the environment is made from. The folder is part of it: its scripts hold absolute paths.
 fingerprint() {
@@ -117,16 +118,10 @@ fingerprint() {
 pip_install() { .venv/bin/python -m pip install --no-input --disable-pip-version-check "$@"; }
 
 # Later releases of what we use have not been tried: the versions that the tests passed with.
-pinned() {
-    local constraints=()
-    if .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-        constraints=(-c scripts/constraints.txt)
-    fi
-    pip_install "${constraints[@]}" "$@"
-}
+pinned() { pip_install -c scripts/constraints.txt "$@"; }
 
 make_environment() {
-    if [[ ! -x .venv/bin/python ]] || ! .venv/bin/python -c '' 2>/dev/null; then
+    if [[ ! -x .venv/bin/python ]] || ! usable .venv/bin/python; then
         logged "making .venv with $("$python" --version)" "$python" -m venv --clear .venv
     fi
     logged "installing torch $TORCH (some 200 MB)" pip_install "torch==$TORCH" || return 1

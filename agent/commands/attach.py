@@ -48,6 +48,7 @@ def attach(
 ) -> None:
     """Watch a running server and account for each of its requests.
 
+    A bundled engine that is just starting is waited for.
     Ends with Ctrl-C, SIGTERM, the server's end, or after --duration.
 
     \b
@@ -60,10 +61,11 @@ def attach(
     from dsagent.agent.outlets import OutletOptions, make_sinks
     from dsagent.agent.overhead import give_way
     from dsagent.agent.session import Session
-    from dsagent.agent.target import resolve
+    from dsagent.agent.target import resolve_starting
 
     max_overhead_ratio = settings.parse_percent(max_overhead)
-    target = resolve(pid)
+    progress = terminal.Progress()
+    target = resolve_starting(pid, progress.say)
     options = OutletOptions(
         record=record,
         record_max_bytes=record_max_bytes,
@@ -72,7 +74,6 @@ def attach(
         otlp_endpoint=otlp_endpoint,
         prometheus=prometheus,
     )
-    progress = terminal.Progress()
 
     def on_attached() -> None:
         give_way()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dsagent.agent.errors import DsagentError
@@ -75,17 +76,37 @@ def demo(
                     child.stop()
             if engine.exit_code is not None:
                 raise DsagentError(f"the engine ended by itself, with code {engine.exit_code}")
-    document = _document(summary, session, load[0])
+    if (load[0].exit_code or 0) > 0:
+        raise DsagentError(f"the load ended by itself, with code {load[0].exit_code}")
+    tally = tally_of(load[0].output)
+    document = _document(summary, session, tally)
     if json:
         terminal.put_json(document)
     else:
         _show(document, summary, session)
+    if complaint := complaint_of(tally):
+        if not tally["requests"]:
+            raise DsagentError(complaint)
+        progress.say(complaint)
 
 
-def _document(summary: dict[str, Any], session: Session, load: Child) -> dict[str, Any]:
-    tally = jsonlib.loads(load.output[-1]) if load.output else None
+def tally_of(output: Sequence[str]) -> dict[str, Any]:
+    """What the load counted: {requests, failed, elapsed_s}; empty where it was ended before it
+    could say so."""
+    return jsonlib.loads(output[-1]) if output else {}
+
+
+def complaint_of(tally: dict[str, Any]) -> str:
+    """What to say of requests that failed; empty where none did."""
+    failed = tally.get("failed", 0)
+    sent = failed + tally.get("requests", 0)
+    return f"{failed} of {sent} requests failed" if failed else ""
+
+
+def _document(summary: dict[str, Any], session: Session, tally: dict[str, Any]) -> dict[str, Any]:
     return {
         "requests": summary["requests"],
+        "failed_requests": tally.get("failed"),
         "steps": summary["steps"],
         "tokens_per_second": session.counts.tokens / tally["elapsed_s"] if tally else None,
         "sources": summary["sources"],

@@ -21,12 +21,9 @@ from dsagent.agent.errors import DsagentError
 from dsagent.agent.facts import Target
 from dsagent.agent.sinks import rows, schema
 from dsagent.agent.sinks.base import Explained, SinkStatus
-from dsagent.agent.sinks.reader import read_accounts
 from dsagent.agent.sinks.recording_meta import new_meta, read_meta, write_meta
 from dsagent.agent.sinks.schema import PART_SUFFIX, TABLES
 from dsagent.agent.sinks.segment import Segment, segment_files
-
-__all__ = ["RecordingSink", "read_accounts"]
 
 SEGMENT_S = 10.0
 SEGMENT_BYTES = 64 << 20
@@ -295,6 +292,5 @@ def _target_json(target: Target) -> dict[str, Any]:
         "start_ticks": target.start_ticks,
         "engine": target.engine,
         "service_name": target.service_name,
-        "model": target.model,
         "container_id": target.container_id,
     }

@@ -10,7 +10,6 @@ is `failed` with the reason and tries again, less and less often.
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import Event, Readings, Sample, SourceState, SourceStatus, Target
+from dsagent.agent.privileges import INITIAL_PID_NAMESPACE, pid_namespace
 from dsagent.agent.procfs import ProcessGone, read_stat
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ LATE_NS = 2_000_000_000  # a round that takes longer is told as lagging
 RETRY_S, MAX_RETRY_S = 1.0, 60.0
 MAX_ROUNDS_HELD = 64  # 16 s of readings that nobody has polled
 MAX_EVENTS_HELD = 64
-_INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # the kernel's PROC_PID_INIT_INO
 _MAX_ANCESTORS = 64
 
 
@@ -41,7 +40,7 @@ def target_claims(target: Target) -> Callable[[int], bool] | None:
     NVML names processes by the host's pids, also inside a container, where the same number is
     somebody else: nothing is claimed outside the initial pid namespace.
     """
-    if os.stat("/proc/self/ns/pid").st_ino != _INITIAL_PID_NAMESPACE:
+    if pid_namespace() != INITIAL_PID_NAMESPACE:
         return None
     known = {target.pid, *target.children}
 

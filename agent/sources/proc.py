@@ -53,7 +53,7 @@ def read_process(pid: int, proc: Path = PROC) -> Reading:
     gauges = {
         "process.memory.usage": float(stat.rss_bytes),
         "process.thread.count": float(stat.threads),
-        "process.unix.file_descriptor.count": float(len(os.listdir(proc / str(pid) / "fd"))),
+        "process.unix.file_descriptor.count": float(len(procfs.list_names(proc / str(pid) / "fd"))),
     }
     return Reading(stat.comm, counters, gauges)
 
@@ -71,14 +71,14 @@ def read_machine_cpu(proc: Path = PROC) -> dict[str, float]:
 def read_throttled_s(pid: int, proc: Path = PROC, sys: Path = Path("/sys")) -> float | None:
     """How long the cgroup's quota kept its tasks from running, since it was made; None where
     its CPU controller says nothing."""
-    for line in procfs.read_bytes(proc / str(pid) / "cgroup").decode().splitlines():
+    for line in os.fsdecode(procfs.read_bytes(proc / str(pid) / "cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
         folder = sys / "fs/cgroup" / controllers / path.lstrip("/")
         try:
             text = procfs.read_bytes(folder / "cpu.stat").decode()
-        except (ProcessGone, PermissionError, NotADirectoryError):
+        except (ProcessGone, OSError):  # OSError: not ours to read, or removed while it was read
             continue
         if found := re.search(r"^throttled_usec (\d+)$", text, re.MULTILINE):
             return int(found.group(1)) / 1e6
@@ -188,7 +188,7 @@ class ProcSource:
             self._counters.update("machine", "system.cpu.time", labels, labels, seconds)
         try:
             throttled_s = read_throttled_s(self._target.pid)
-        except ProcessGone:
+        except (ProcessGone, PermissionError):
             return
         if throttled_s is not None:
             self._counters.update("cgroup", "dsagent.cgroup.cpu.throttled", (), (), throttled_s)
@@ -196,7 +196,7 @@ class ProcSource:
     def _own(self, now_ns: int) -> list[Sample]:
         if now_ns >= self._next_pss_ns:
             self._next_pss_ns = now_ns + PSS_INTERVAL_NS
-            self._agent_pss_bytes = procfs.pss_bytes(os.getpid())
+            self._agent_pss_bytes = procfs.own_pss_bytes()
         samples = [Sample("dsagent.agent.cpu.time", time.process_time_ns() / 1e9, now_ns)]
         if self._agent_pss_bytes is not None:
             samples.append(Sample("dsagent.agent.memory.pss", float(self._agent_pss_bytes), now_ns))

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import IO
 
 from dsagent.agent import procfs
+from dsagent.agent.attribute import STALL_NS, STALL_STEPS
+from dsagent.agent.children import dying_with_us
 from dsagent.agent.facts import Event, Readings, SourceStatus, Target
 
-LEAST_NS = 2_000_000_000
-TIMES_P99 = 10
 DUMP_DEADLINE_NS = 10_000_000_000
 MAX_DUMP_BYTES = 64 << 10
 MAX_STACK_CHARS = 2_000
@@ -43,14 +43,14 @@ class Stall:
 
 def find_stall(progress: Progress, now_ns: int, pid: int) -> Stall | None:
     """A running step older than max(2 s, 10 × its p99), or open requests and no step for 2 s."""
-    limit_ns = max(LEAST_NS, TIMES_P99 * (progress.step_p99_ns or 0))
+    limit_ns = max(STALL_NS, STALL_STEPS * (progress.step_p99_ns or 0))
     for step_pid, step_id, start_ns, _ in progress.running:
         if now_ns - start_ns > limit_ns:
             return Stall(start_ns, step_id, step_pid)
     if not progress.running and progress.oldest_open_ns is not None:
         # The loop may have been idle for long: it owes a step only since the request came.
         since_ns = max(progress.oldest_open_ns, progress.last_step_end_ns or 0)
-        if now_ns - since_ns > LEAST_NS:
+        if now_ns - since_ns > STALL_NS:
             return Stall(since_ns, None, pid)
     return None
 
@@ -95,6 +95,9 @@ class StallSource:
     def _ask_for_stacks(self, pid: int, now_ns: int) -> None:
         if self._py_spy is None or self._dump is not None:
             return
+        if not os.access(self._py_spy, os.X_OK):
+            self._py_spy = None  # it cannot be run: the status says that there are no stacks
+            return
         try:
             self._dump = _Dump(self._py_spy, pid, now_ns)
         except OSError:
@@ -136,8 +139,7 @@ def _over(stall: Stall, now_ns: int) -> Event:
 
 
 def _find_py_spy() -> str | None:
-    beside = Path(sys.executable).with_name("py-spy")
-    return str(beside) if beside.is_file() else shutil.which("py-spy")
+    return shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
 
 
 class _Dump:
@@ -149,7 +151,7 @@ class _Dump:
         self._output: IO[bytes] = os.fdopen(os.memfd_create("dsagent.stacks"), "w+b")
         try:
             self._process = subprocess.Popen(
-                [py_spy, "dump", "--nonblocking", "--pid", str(pid)],
+                dying_with_us([py_spy, "dump", "--nonblocking", "--pid", str(pid)]),
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.DEVNULL,

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from dsagent.agent import procfs
+from dsagent.agent.attribute import STALL_NS
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import (
     Event,
@@ -15,18 +16,14 @@ from dsagent.agent.facts import (
     SourceStatus,
     Target,
 )
+from dsagent.agent.sources.open_requests import OpenRequests
+from dsagent.agent.sources.plausible import plausible
+from dsagent.agent.sources.ring_set import RingSet, losses
 from dsagent.instrumentation.layout import Role
 from dsagent.instrumentation.records import RankStep, RequestOpen, RequestRecord, Step
-from dsagent.instrumentation.ring import (
-    RingCandidate,
-    RingReader,
-    RingRejected,
-    find_rings,
-    step_word_address,
-)
+from dsagent.instrumentation.ring import RingReader, step_word_address
 
 DISCOVER_NS = 1_000_000_000
-MAX_RINGS = 256
 MAX_RECORDS_A_POLL = 20_000  # a poll's work is bounded; what is left waits in the ring
 PACE_STEPS = 2048  # recent steps that say how long one usually takes
 
@@ -34,32 +31,30 @@ PACE_STEPS = 2048  # recent steps that say how long one usually takes
 class StepsSource:
     """All rings of the target's processes, looked for again every second: workers come and go.
 
-    A ring whose process has ended is read to its end first. Losses are summed over all rings,
-    those gone included. `pids` are the target's processes as last seen.
+    Losses are summed over all rings, those gone included. `pids` are the target's processes as
+    last seen.
     """
 
     name = "steps"
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._rings: dict[int, RingReader] = {}  # by inode
-        self._refused: dict[int, str] = {}
-        self._new_schedulers: list[int] = []
-        self._gone = [0, 0]  # dropped records and uncounted losses of rings closed since
+        self._rings = RingSet()
+        self._new_schedulers: list[RingReader] = []
         self._tree = procfs.ProcessTree()
         self._next_discovery_ns = 0
         self._cost_ns = 0
         self._lapped_last_poll = False
         self._pace = deque[int](maxlen=PACE_STEPS)
-        self._open: dict[int, int] = {}  # key of each open request, and when it was received
+        self._open = OpenRequests()
+        self._ends_lost_ns = 0  # until when ends of requests may have been lost
         self.last_step_end_ns: int | None = None
         self.pids: tuple[int, ...] = (target.pid, *target.children)
 
     def start(self) -> None:
         self._discover(time.monotonic_ns())
-        if not self._rings:
-            reason = next(iter(self._refused.values()), "the target has no step ring")
-            raise SourceUnavailable(reason)
+        if not self._rings.open:
+            raise SourceUnavailable(self._rings.refusals() or "the target has no step ring")
 
     def poll(self, now_ns: int) -> Readings:
         started_ns = time.thread_time_ns()
@@ -67,11 +62,12 @@ class StepsSource:
         if now_ns >= self._next_discovery_ns:
             readings.events.extend(self._discover(now_ns))
         self._lapped_last_poll = False
-        for reader in self._rings.values():
-            lapped_before = reader.counters.lapped
-            for record in reader.read(max_records=MAX_RECORDS_A_POLL):
-                self._sort(record, readings)
-            self._lapped_last_poll |= reader.counters.lapped > lapped_before
+        for reader in self._rings.open.values():
+            self._read(reader, readings, now_ns)
+        for reader in self._rings.let_go(now_ns):
+            if reader.header.role is Role.FRONTEND:
+                self._ends_lost_ns = now_ns
+        self._forget(readings, now_ns)
         if readings.steps and not self._sees(Role.FRONTEND):
             # Steps serve requests: the front end has made its ring since we last looked.
             self.look_again()
@@ -83,7 +79,22 @@ class StepsSource:
         self._next_discovery_ns = 0
 
     def _sees(self, role: Role) -> bool:
-        return any(reader.header.role is role for reader in self._rings.values())
+        return any(reader.header.role is role for reader in self._rings.open.values())
+
+    def _read(self, reader: RingReader, readings: Readings, now_ns: int) -> None:
+        counters = reader.counters
+        lapped_before, lost_before = counters.lapped, losses(reader)
+        records = reader.read(max_records=MAX_RECORDS_A_POLL)
+        clock_ns = time.monotonic_ns()
+        for record in records:
+            if plausible(record, clock_ns):
+                self._sort(record, readings)
+            else:
+                counters.read -= 1
+                counters.rejected += 1
+        self._lapped_last_poll |= counters.lapped > lapped_before
+        if reader.header.role is Role.FRONTEND and losses(reader) > lost_before:
+            self._ends_lost_ns = now_ns
 
     def _sort(
         self, record: Step | RankStep | RequestOpen | RequestRecord, readings: Readings
@@ -97,13 +108,20 @@ class StepsSource:
                 readings.rank_steps.append(record)
             case RequestOpen():
                 readings.opened.append(record)
-                self._open[record.request_key] = record.received_ns
+                readings.forgotten += self._open.open(record.request_key, record.received_ns)
             case RequestRecord():
                 readings.closed.append(record)
-                self._open.pop(record.request_key, None)
+                self._open.close(record.request_key)
+
+    def _forget(self, readings: Readings, now_ns: int) -> None:
+        """A request whose end was lost would stay open for ever. Where no scheduler has any work,
+        those that came before the last loss have most likely ended."""
+        if self._ends_lost_ns and not self.running():
+            before_ns = min(self._ends_lost_ns, now_ns - STALL_NS)
+            readings.forgotten += self._open.forget_before(before_ns)
 
     def _discover(self, now_ns: int) -> list[Event]:
-        """Open what rings have come, close those whose process is gone and which are read."""
+        """Follows the target's processes, and looks for their rings."""
         self._next_discovery_ns = now_ns + DISCOVER_NS
         events: list[Event] = []
         pids = (
@@ -115,50 +133,26 @@ class StepsSource:
         for pid in sorted(set(self.pids) - set(pids)):
             events.append(Event("child.ended", now_ns, f"process {pid} has left the target"))
         self.pids = pids
-        there: set[int] = set()
-        for pid in pids:
-            for candidate in _rings_of(pid):
-                there.add(candidate.inode)
-                if candidate.inode not in self._rings and candidate.inode not in self._refused:
-                    self._open_ring(candidate)
-        for inode in set(self._rings) - there:
-            reader = self._rings[inode]
-            if reader.header.pid not in pids and not reader.counters.pending:
-                del self._rings[inode]
-                self._gone[0] += _dropped(reader)
-                self._gone[1] += reader.counters.uncounted_loss
-                reader.close()
+        for reader in self._rings.look(pids, now_ns):
+            if reader.header.role is Role.SCHEDULER:
+                self._new_schedulers.append(reader)
         return events
-
-    def _open_ring(self, candidate: RingCandidate) -> None:
-        if len(self._rings) >= MAX_RINGS:
-            self._refused[candidate.inode] = f"more than {MAX_RINGS} rings"
-            return
-        try:
-            reader = RingReader.open(candidate)
-        except RingRejected as rejection:
-            self._refused[candidate.inode] = procfs.escape(str(rejection))
-            return
-        self._rings[candidate.inode] = reader
-        if reader.header.role is Role.SCHEDULER:
-            self._new_schedulers.append(candidate.inode)
 
     def new_step_words(self) -> dict[int, int]:
         """pid → address, in that process, of the word that holds its running step; of the
         schedulers found since the last call."""
         words = {}
-        for inode in self._new_schedulers:
-            pid = self._rings[inode].header.pid if inode in self._rings else None
-            address = None if pid is None else step_word_address(pid, inode)
-            if pid is not None and address is not None:
-                words[pid] = address
+        for reader in self._new_schedulers:
+            address = step_word_address(reader.header.pid, reader.inode)
+            if address is not None:
+                words[reader.header.pid] = address
         self._new_schedulers.clear()
         return words
 
     def running(self) -> Sequence[tuple[int, int, int, int]]:
         """(pid, step_id, start_ns, heartbeat_ns) of each scheduler that is in a step now."""
         found = []
-        for reader in self._rings.values():
+        for reader in self._rings.open.values():
             if reader.header.role is Role.SCHEDULER:
                 step_id, start_ns, heartbeat_ns = reader.running()
                 if step_id:
@@ -174,39 +168,26 @@ class StepsSource:
 
     def oldest_open_ns(self) -> int | None:
         """When the oldest request arrived that is still open; None where there is none."""
-        return min(self._open.values(), default=None)
+        return self._open.oldest_ns()
 
     @property
     def uncounted_losses(self) -> int:
-        return self._gone[1] + sum(ring.counters.uncounted_loss for ring in self._rings.values())
+        return self._rings.uncounted_loss
 
     def status(self) -> SourceStatus:
-        dropped = self._gone[0] + sum(map(_dropped, self._rings.values()))
-        reason = "; ".join(f"a ring is refused: {why}" for why in self._refused.values())
+        reasons = [self._rings.refusals()]
+        if self._open.given_up:
+            reasons.append(f"{self._open.given_up} open requests too many were given up")
+        reason = "; ".join(filter(None, reasons))
         state: SourceState = "ok"
-        if not self._rings:
+        rings = self._rings.open.values()
+        if not rings:
             state, reason = "unavailable", reason or "the target has no step ring"
         elif self._lapped_last_poll:
             state, reason = "lagging", "records were overwritten before they were read"
-        elif any(ring.health().switched_off for ring in self._rings.values()):
+        elif any(ring.health().switched_off for ring in rings):
             state, reason = "failed", "a writer switched itself off after repeated failures"
-        return SourceStatus(self.name, state, reason, dropped, cost_ns=self._cost_ns)
+        return SourceStatus(self.name, state, reason, self._rings.dropped, cost_ns=self._cost_ns)
 
     def stop(self) -> None:
-        for inode in tuple(self._rings):
-            reader = self._rings.pop(inode)
-            self._gone[0] += _dropped(reader)
-            self._gone[1] += reader.counters.uncounted_loss
-            reader.close()
-
-
-def _dropped(reader: RingReader) -> int:
-    counters = reader.counters
-    return counters.lapped + counters.torn + counters.rejected
-
-
-def _rings_of(pid: int) -> list[RingCandidate]:
-    try:
-        return find_rings(pid)
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return []  # it has ended, or is not ours: the rings of the others count
+        self._rings.close()

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dsagent.agent.account import Account
-from dsagent.agent.sinks.recording import read_accounts
+from dsagent.agent.sinks.reader import read_accounts
 
 READY_S = 120.0
 DSAGENT = Path(sys.executable).with_name("dsagent")

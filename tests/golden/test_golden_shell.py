@@ -110,6 +110,20 @@ def test_a_bug_is_one_line_too(debug: str, tmp_path: Path) -> None:
     assert ("Traceback" in ran.stderr) is bool(debug)
 
 
+def test_an_older_python_is_refused_in_one_line() -> None:
+    """The plug-in beside an engine runs on 3.10, and `dsagent` is installed along with it."""
+    program = (
+        "import sys\nsys.version_info = (3, 10, 14)\nsys.modules['tomllib'] = None\n"
+        "import dsagent.agent.cli\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.startswith("dsagent: the commands need Python 3.11 or later; this is 3.")
+    assert ran.stderr.count("\n") == 1
+
+
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recording") / "run"

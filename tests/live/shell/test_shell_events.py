@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,10 +12,13 @@ import pytest
 from shell_lab import Engine
 
 from dsagent.agent import overhead
+from dsagent.agent.account import Account
+from dsagent.agent.accountant import Accountant
 from dsagent.agent.facts import Event
 from dsagent.agent.session import Session
 from dsagent.agent.sinks.base import Explained, SinkStatus
 from dsagent.agent.sources import stall
+from dsagent.agent.sources.proc import ProcSource
 from dsagent.agent.target import resolve
 
 
@@ -29,6 +33,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self.accounts = 0
         self.changed = threading.Condition()
 
     def start(self) -> None:
@@ -37,6 +42,7 @@ class Listener:
     def take(self, batch: Explained) -> None:
         with self.changed:
             self.events.extend(batch.events)
+            self.accounts += len(batch.accounts)
             self.changed.notify_all()
 
     def wait(self, name: str) -> Event:
@@ -45,6 +51,10 @@ class Listener:
                 lambda: any(event.name == name for event in self.events), 60
             ), self.events
         return next(event for event in self.events if event.name == name)
+
+    def wait_accounts(self, count: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.accounts >= count, 60)
 
     def status(self) -> SinkStatus:
         return SinkStatus(self.name)
@@ -102,3 +112,69 @@ def test_it_steps_down_and_says_so_where_watching_is_too_dear(
     if "is off" in message:
         assert kernel["reason"].startswith("stepped down: overhead is ")
     assert summaries[0]["requests"] == 2
+
+
+@pytest.mark.parametrize("method", ["add", "due"])
+def test_a_fault_in_the_accounting_is_counted_told_once_and_survived(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    proper = getattr(Accountant, method)
+    faults = iter(range(3))
+
+    def faulty(self: Accountant, argument: Any) -> Any:
+        if next(faults, None) is not None:
+            raise RuntimeError("cannot count")
+        return proper(self, argument)
+
+    monkeypatch.setattr(Accountant, method, faulty)
+    with attached(engine) as (listener, summaries):
+        message = listener.wait("agent.failed").message
+        assert "RuntimeError: cannot count (test_shell_events.py:" in message
+        engine.do("request r1")
+        listener.wait_accounts(1)
+    assert summaries[0]["accounting_failures"] == 3
+    assert [event.name for event in listener.events].count("agent.failed") == 1
+    assert summaries[0]["requests"] == 1
+
+
+def test_at_the_end_facts_still_to_come_are_waited_for(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's facts come with the polls after the end; nobody pretends that time passed."""
+    dues: list[int] = []
+    proper = Accountant.due
+
+    def due(self: Accountant, now_ns: int) -> list[Account]:
+        dues.append(now_ns - time.monotonic_ns())
+        return proper(self, now_ns)
+
+    monkeypatch.setattr(Accountant, "due", due)
+    with attached(engine) as (_, summaries):
+        engine.do("request r1")
+    assert summaries[0]["requests"] == 1
+    assert max(dues) <= 0
+
+
+def test_a_request_that_never_gets_its_facts_is_accounted_for_after_half_a_second(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Accountant, "_facts_reach", lambda _self, moment, now: now - moment > 2e9)
+    with attached(engine) as (_, summaries):
+        engine.do("request r1")
+    assert summaries[0]["requests"] == 1
+
+
+def test_a_source_that_raises_in_its_status_ends_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def status(_self: ProcSource) -> None:
+        raise RuntimeError("no status")
+
+    monkeypatch.setattr(ProcSource, "status", status)
+    with attached(engine) as (listener, summaries):
+        assert "source proc failed" in listener.wait("source.failed").message
+        engine.do("request r1")
+        listener.wait_accounts(1)
+    states = {source["name"]: source["state"] for source in summaries[0]["sources"]}
+    assert (states["proc"], states["steps"]) == ("failed", "ok")
+    assert summaries[0]["requests"] == 1

@@ -76,6 +76,30 @@ def test_serve_attach_explain(server: Server, tmp_path: os.PathLike[str]) -> Non
     assert asked("why", "--recording", recording)["requests"] == 5
 
 
+def test_attach_right_after_serve_as_the_readme_has_it() -> None:
+    """`serve & attach $!`: the engine has no ring yet, and is waited for."""
+    with (
+        Child([COMMAND, "serve", "--model", "tiny-llama", "--port", "0"]) as server,
+        Agent(server.pid, "--json") as agent,
+    ):
+        agent.attached()
+        assert any("waiting for process" in line for line in agent.err)
+        agent.signal(signal.SIGINT)
+        assert agent.wait() == 0
+        assert agent.document()["target"]["pid"] == server.pid
+
+
+def test_an_engine_that_ends_while_it_is_waited_for_is_an_error() -> None:
+    with (
+        Child([COMMAND, "serve", "--model", "tiny-llama", "--port", "0"]) as server,
+        Agent(server.pid) as agent,
+    ):
+        agent.wait_line(lambda line: line.startswith("waiting for process"))
+        server.signal(signal.SIGKILL)
+        assert agent.wait() == 3
+        assert agent.err[-1].startswith("dsagent: cannot attach: ")
+
+
 def test_serve_refuses_in_one_line() -> None:
     ran = dsagent("serve", "--model", "no-such-model", check=False)
     assert ran.returncode != 0
@@ -100,6 +124,7 @@ def test_demo_shows_everything_and_leaves_nothing() -> None:
     assert document["requests"] >= 5
     assert document["steps"] > document["requests"]
     assert document["tokens_per_second"] > 0
+    assert document["failed_requests"] == 0
     assert document["uncounted_losses"] == 0
     assert {source["name"]: source["state"] for source in document["sources"]}["steps"] == "ok"
     assert 0 <= document["unattributed_ratio_p50"] <= 1

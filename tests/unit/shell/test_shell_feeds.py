@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dsagent.agent.budget import Budget
 from dsagent.agent.errors import DsagentError, SourceUnavailable
 from dsagent.agent.facts import ClockAnchor, Readings, SourceStatus, Target
 from dsagent.agent.feeds import Feed
@@ -32,10 +33,12 @@ class Source:
         return Readings()
 
     def status(self) -> SourceStatus:
+        self._maybe_fail("status")
         return SourceStatus(self.name, "ok", dropped=3, cost_ns=5)
 
     def stop(self) -> None:
         self.stops += 1
+        self._maybe_fail("stop")
 
 
 def test_unavailable_with_its_reason() -> None:
@@ -79,6 +82,43 @@ def test_switched_off() -> None:
     assert source.stops == 1
 
 
+def test_a_status_that_breaks_ends_that_source_and_tells() -> None:
+    source = Source("status")
+    feed = Feed("odd", lambda: source)
+    feed.start()
+    assert feed.status().state == "failed"
+    assert source.stops == 1
+    readings = feed.poll(8)
+    assert readings is not None
+    assert [event.name for event in readings.events] == ["source.failed"]
+    assert feed.poll(9) is None
+
+
+@pytest.mark.parametrize("how", ["stop", "switch_off", "poll"])
+def test_a_stop_that_breaks_is_told_with_the_status(how: str) -> None:
+    source = Source("stop")
+    feed = Feed("odd", lambda: source)
+    feed.start()
+    if how == "switch_off":
+        feed.switch_off("too dear")
+    elif how == "poll":
+        feed.fail("bad poll")
+    feed.stop()
+    feed.stop()
+    assert source.stops == 1
+    assert "RuntimeError: bad" in feed.status().reason
+    assert feed.status().dropped == 3  # what was known of it stays
+
+
+def test_a_failing_status_at_the_end_still_stops_the_source() -> None:
+    source = Source("status")
+    feed = Feed("odd", lambda: source)
+    feed.start()
+    feed.stop()
+    assert source.stops == 1
+    assert feed.status().state == "failed"
+
+
 class Sink:
     def __init__(self, name: str, fails_at: str = "") -> None:
         self.name, self._fails_at = name, fails_at
@@ -89,16 +129,21 @@ class Sink:
         if self._fails_at == "start":
             raise DsagentError("port in use")
 
-    def take(self, batch: Explained) -> None:
-        if self._fails_at == "take":
+    def _maybe_fail(self, at: str) -> None:
+        if self._fails_at == at:
             raise ValueError("bug")
+
+    def take(self, batch: Explained) -> None:
+        self._maybe_fail("take")
         self.taken.append(batch)
 
     def status(self) -> SinkStatus:
+        self._maybe_fail("status")
         return SinkStatus(self.name, sent=len(self.taken))
 
     def stop(self, deadline_s: float) -> None:
         self.stopped_s.append(deadline_s)
+        self._maybe_fail("stop")
 
 
 def test_a_sink_that_raises_gets_no_more_and_is_counted() -> None:
@@ -112,7 +157,8 @@ def test_a_sink_that_raises_gets_no_more_and_is_counted() -> None:
     assert len(good.taken) == 2
     assert good.stopped_s == [4.0]
     by_name = {status.name: status for status in outlets.statuses()}
-    assert by_name["bad"] == SinkStatus("bad", failed=1, reason="ValueError: bug")
+    assert by_name["bad"].failed == 1
+    assert by_name["bad"].reason.startswith("ValueError: bug (test_shell_feeds.py:")
     assert by_name["good"] == SinkStatus("good", sent=2)
 
 
@@ -123,3 +169,34 @@ def test_a_sink_that_cannot_start_ends_the_attempt_and_the_others_are_stopped() 
         outlets.start()
     outlets.stop(0.0)
     assert good.stopped_s == [0.0]
+
+
+@pytest.mark.parametrize("at", ["status", "stop"])
+def test_a_sink_that_raises_elsewhere_is_counted_too(at: str) -> None:
+    good, bad = Sink("good"), Sink("bad", at)
+    outlets = Outlets([bad, good])
+    outlets.start()
+    outlets.take(BATCH)
+    assert {status.name for status in outlets.statuses()} == {"good", "bad"}
+    outlets.take(BATCH)
+    outlets.stop(1.0)
+    by_name = {status.name: status for status in outlets.statuses()}
+    assert by_name["good"] == SinkStatus("good", sent=2)
+    assert by_name["bad"].failed > 0
+    assert "ValueError: bug" in by_name["bad"].reason
+    assert len(bad.stopped_s) == 1
+
+
+def test_a_budget_is_patient_switches_off_what_costs_and_says_once() -> None:
+    budget = Budget(0.01)
+    assert budget.judge(0.005, 0.004) == "within"
+    assert budget.judge(0.02, 0.004) == "look more rarely"
+    assert budget.judge(0.02, 0.004) == "say so"  # the kernel source costs little
+    assert budget.judge(0.02, 0.004) == "look more rarely"
+    # It grew dear only later: more than the first two windows are judged.
+    assert budget.judge(0.03, 0.02) == "switch the kernel source off"
+    assert budget.judge(0.02, None) == "look more rarely"
+    assert budget.judge(0.02, None) == "look more rarely"  # said already
+    assert budget.judge(0.01, None) == "within"
+    assert budget.judge(0.02, None) == "look more rarely"
+    assert budget.judge(0.02, None) == "say so"

@@ -79,10 +79,31 @@ def test_the_slowest_by_each_figure() -> None:
         explain(filled(account(record("failed", ttft_ms=None))), by="ttft")
 
 
+def test_by_id_only_that_unfinished_request_is_made_and_only_where_none_ended() -> None:
+    ledger = Ledger()
+    ledger.add(account(record("req-done", sent_ms=1000)))
+    asked: list[str] = []
+
+    def find(wanted: str) -> Account | None:
+        asked.append(wanted)
+        return account(record(wanted), finished=False) if wanted == "req-open" else None
+
+    def all_of_them() -> list[Account]:
+        raise AssertionError("each open account is work")
+
+    lazily: dict[str, Any] = {"unfinished": all_of_them, "find": find, **WINDOW}
+    assert ledger.explain("req-done", **lazily)["finished"] is True
+    assert asked == []
+    assert ledger.explain("req-open", **lazily)["finished"] is False
+    assert ledger.explain("req-d", **lazily)["request_id"] == "req-done"
+    with pytest.raises(DsagentError, match="no request 'req-x'"):
+        ledger.explain("req-x", **lazily)
+
+
 def test_unfinished_requests_count() -> None:
     ledger = filled(account(record("ended", e2e_ms=100)))
     running = account(record("running", e2e_ms=400), finished=False)
-    document = ledger.explain(None, unfinished=[running], **WINDOW)
+    document = ledger.explain(None, unfinished=lambda: [running], **WINDOW)
     assert (document["request_id"], document["finished"]) == ("running", False)
 
 

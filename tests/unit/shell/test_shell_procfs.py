@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,48 @@ def test_own_memory_and_switches() -> None:
     assert pid in procfs.threads(pid)
     assert procfs.pss_bytes(1 << 30) is None
     assert procfs.threads(1 << 30) == ()
+
+
+def test_what_may_not_be_seen_is_no_process_to_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """hidepid=1: the folders of others are there, their files are not for us."""
+
+    def read_stat(pid: int, proc: Path) -> procfs.ProcessStat:
+        if pid == 11:
+            raise PermissionError
+        return procfs.parse_stat(STAT)
+
+    for pid in (10, 11):
+        (tmp_path / str(pid)).mkdir()
+    monkeypatch.setattr(procfs, "read_stat", read_stat)
+    assert procfs.parents(tmp_path) == {10: 17}
+    tree = procfs.ProcessTree(tmp_path)
+    assert tree.parents() == tree.parents() == {10: 17}
+
+
+def test_own_memory_has_the_helpers_and_not_what_was_started_for_others() -> None:
+    def started(**options: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", "x = bytearray(40 << 20); print(flush=True); input()"]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
+        assert child.stdout is not None
+        child.stdout.readline()
+        return child
+
+    alone = procfs.own_pss_bytes()
+    assert alone is not None
+    children = [started(process_group=0)]
+    with_engine = procfs.own_pss_bytes()
+    children.append(started())
+    with_helper = procfs.own_pss_bytes()
+    for child in children:
+        child.communicate(b"\n", timeout=60)
+    assert with_engine is not None
+    assert with_helper is not None
+    assert with_engine < alone + (20 << 20)
+    assert with_helper > alone + (35 << 20)
+
+
+def test_command_lines() -> None:
+    assert "pytest" in " ".join(procfs.command_line(os.getpid()))
+    assert procfs.command_line(1 << 30) == ()

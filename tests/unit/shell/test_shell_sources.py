@@ -11,7 +11,7 @@ import pytest
 
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import Target
-from dsagent.agent.procfs import read_stat
+from dsagent.agent.procfs import ProcessGone, read_stat
 from dsagent.agent.sources import proc as procs
 from dsagent.agent.sources.proc import ProcSource
 from dsagent.agent.sources.steps import DISCOVER_NS, StepsSource
@@ -156,3 +156,29 @@ def test_throttled_time_of_both_cgroup_versions(tmp_path: Path) -> None:
     one.mkdir(parents=True)
     (one / "cpu.stat").write_text("nr_periods 9\nnr_throttled 2\nthrottled_time 2500000000\n")
     assert procs.read_throttled_s(7, tmp_path, tmp_path) == 2.5
+
+
+def test_a_process_that_ends_between_two_of_its_files_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Path("/proc") / str(os.getpid())
+    for name in ("stat", "io", "task"):
+        (tmp_path / "7").mkdir(exist_ok=True)
+        (tmp_path / "7" / name).symlink_to(own / name)
+    with pytest.raises(ProcessGone):  # all but its descriptors
+        procs.read_process(7, tmp_path)
+    proper = procs.read_process
+
+    def read_process(pid: int) -> procs.Reading:
+        return proper(7, tmp_path) if pid == 1 << 30 else proper(pid)
+
+    monkeypatch.setattr(procs, "read_process", read_process)
+    source = ProcSource(own_target(), lambda: (1 << 30, os.getpid()))
+    assert any(sample.name == "process.cpu.time" for sample in source.poll(S).samples)
+    assert source.status().state == "ok"
+
+
+def test_a_cgroup_with_a_name_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cgroup").write_bytes(b"0::/\xff\xfe\n")
+    assert procs.read_throttled_s(7, tmp_path, tmp_path) is None

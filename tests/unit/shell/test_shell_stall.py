@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
+import subprocess
+import sys
 
 import pytest
 
@@ -100,3 +103,30 @@ def test_a_py_spy_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert poll_all(watched, 14.0) == []
     assert dump._process.returncode is not None
     assert watched._dump is None
+
+
+HANGS = """
+import os, sys
+from dsagent.agent.facts import Target
+from dsagent.agent.sources import stall
+stall._find_py_spy = lambda: "/usr/bin/yes"
+running = ((os.getpid(), 41, 0, 0),)
+source = stall.StallSource(Target(1, 1, 1, "x", (), "x"), lambda: stall.Progress(running, 1, 1, 1))
+source.poll(5_000_000_000)
+print(source._dump._process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_py_spy_dies_with_the_agent() -> None:
+    agent = subprocess.Popen(
+        [sys.executable, "-c", HANGS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert agent.stdout is not None
+    pidfd = os.pidfd_open(int(agent.stdout.readline()))
+    try:
+        agent.kill()
+        agent.communicate(timeout=60)
+        assert select.select([pidfd], [], [], 60.0)[0]
+    finally:
+        os.close(pidfd)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from dsagent.agent import procfs
+from dsagent.agent import target as targets
 from dsagent.agent.errors import CANNOT_ATTACH, DsagentError
 from dsagent.agent.procfs import ProcessGone
-from dsagent.agent.target import Rings, check_alive, is_alive, resolve
+from dsagent.agent.target import NotAnEngine, Rings, check_alive, is_starting, resolve
 
 # launcher 10 ── shell 11 ── api 20 ── worker 21
 #                               └───── helper 22
@@ -116,14 +119,13 @@ def test_its_pid_is_reused_while_attaching(proc: Path) -> None:
 
 def test_alive_means_the_same_process(proc: Path) -> None:
     target = resolve(20, proc=proc, rings_of=rings(p20=1))
-    assert is_alive(target, proc)
     check_alive(target, proc)
     put(proc, 20, 11, ticks=777)
-    assert not is_alive(target, proc)
     with pytest.raises(DsagentError, match="reused"):
         check_alive(target, proc)
     put(proc, 20, 11, state="Z")
-    assert not is_alive(target, proc)
+    with pytest.raises(DsagentError, match="ended"):
+        check_alive(target, proc)
 
 
 def test_a_shifted_monotonic_clock_is_refused(proc: Path) -> None:
@@ -135,3 +137,40 @@ def test_a_shifted_monotonic_clock_is_refused(proc: Path) -> None:
     offsets.write_text("monotonic       86400         0\nboottime            0         0\n")
     with pytest.raises(DsagentError, match="time namespace"):
         resolve(20, proc=proc, rings_of=rings(p20=1))
+
+
+REFERENCE = b"python\0-m\0dsagent.instrumentation.reference\0--port\0000\0"
+
+
+@pytest.mark.parametrize(
+    ("command", "age_s", "state", "starting"),
+    [
+        (REFERENCE, 5, "S", True),
+        (b"/x/bin/python\0/x/bin/dsagent\0serve\0--model\0m\0", 5, "R", True),
+        (REFERENCE, 90, "S", False),  # old enough to have had its rings
+        (REFERENCE, 5, "Z", False),
+        (b"sleep\0600\0", 5, "S", False),
+        (b"dsagent\0attach\0serve\0", 5, "S", False),
+        (b"", 5, "S", False),
+    ],
+)
+def test_an_engine_that_starts_is_known_by_its_command_and_its_age(
+    proc: Path, command: bytes, age_s: float, state: str, starting: bool
+) -> None:
+    now_ticks = round(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e9 / procfs.CLOCK_TICK_NS)
+    ticks = now_ticks - round(age_s * 1e9 / procfs.CLOCK_TICK_NS)
+    put(proc, 21, 20, ticks=ticks, state=state)
+    (proc / "21" / "cmdline").write_bytes(command)
+    assert is_starting(20, proc) is starting  # a process below the one asked for counts
+
+
+def test_waiting_ends_with_the_engine_and_is_said_once(
+    proc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    seen = iter([True, True, False])
+    monkeypatch.setattr(targets, "is_starting", lambda _pid, _proc: next(seen))
+    monkeypatch.setattr(targets, "START_TICK_S", 0.0)
+    with pytest.raises(NotAnEngine, match="is not an engine"):
+        targets.resolve_starting(40, said.append, proc)
+    assert said == ["waiting for process 40 to become an engine"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import made
 import pytest
-from made import MS, S, account, batch, step
+from made import MS, S, account, batch, series_names, step
 
 from dsagent.agent import catalog
 from dsagent.agent.aggregate import SAMPLE_LIFE_NS, Aggregate
@@ -191,7 +191,7 @@ def test_no_metric_has_a_label_without_bound() -> None:
 
 
 def test_names_are_unique_and_well_formed() -> None:
-    names = [name for metric in CATALOGUE for name in metric.prometheus_names]
+    names = [name for metric in CATALOGUE for name in series_names(metric)]
     assert len(names) == len(set(names))
     assert catalog.TIME_TO_FIRST_TOKEN.prometheus == "gen_ai_server_time_to_first_token_seconds"
     assert catalog.REQUEST_CAUSE.prometheus == "dsagent_request_cause_seconds_total"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made import series_names
 
 from dsagent.agent.catalog import CATALOGUE
 from dsagent.dashboards.generate import GENERATED, generated
@@ -18,7 +19,7 @@ from dsagent.dashboards.generate import GENERATED, generated
 BOARDS = {name: json.loads(text) for name, text in generated().items()}
 # Words of PromQL that are no metrics, where no bracket follows them.
 WORDS = {"by", "without", "ignoring", "on", "group_left", "group_right", "bool", "and", "or"}
-SERIES = {name for metric in CATALOGUE for name in metric.prometheus_names}
+SERIES = {name for metric in CATALOGUE for name in series_names(metric)}
 
 
 def panels(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -72,7 +73,7 @@ def test_labels_are_those_of_the_metrics() -> None:
     labels = {
         name: {a.replace(".", "_") for a in metric.attributes} | {"instance", "le"}
         for metric in CATALOGUE
-        for name in metric.prometheus_names
+        for name in series_names(metric)
     }
     for expr in expressions():
         for name, matchers in re.findall(r"(\w+)\{([^}]*)\}", expr):

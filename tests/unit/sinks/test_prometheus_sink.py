@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from made import account, batch, record, step, until
+from made import account, batch, record, series_names, step, until
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
 )
@@ -64,7 +64,7 @@ def test_openmetrics_with_exemplars(sink: PrometheusSink) -> None:
         "decode.compute",
         "unattributed",
     }
-    known = {name for metric in CATALOGUE for name in metric.prometheus_names}
+    known = {name for metric in CATALOGUE for name in series_names(metric)}
     assert {s.name for family in families.values() for s in family.samples} <= known
 
 

@@ -1,0 +1,333 @@
+"""Rings that come, go, lie, or are not finished: real ones, of this process and of children."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import made
+import pytest
+
+from dsagent.agent.facts import Readings, Target
+from dsagent.agent.procfs import read_stat
+from dsagent.agent.sources import open_requests, ring_set
+from dsagent.agent.sources.open_requests import OpenRequests
+from dsagent.agent.sources.plausible import SLACK_NS, plausible
+from dsagent.agent.sources.ring_set import RingSet
+from dsagent.agent.sources.steps import StepsSource
+from dsagent.instrumentation import layout
+from dsagent.instrumentation.records import (
+    RankStep,
+    RequestOpen,
+    RequestRecord,
+    Step,
+    request_key,
+)
+from dsagent.instrumentation.ring import RingWriter, Role
+
+S = 1_000_000_000
+
+CHILD = """
+import sys, time
+from dsagent.instrumentation.records import RankStep
+from dsagent.instrumentation.ring import RingWriter, Role
+ring = RingWriter(role=Role.RANK, engine_id=9, capacity_bytes=128 << 10)
+step = 0
+for line in sys.stdin:
+    if int(line) < 0:
+        ring.close()
+        ring = RingWriter(role=Role.RANK, engine_id=9, capacity_bytes=128 << 10)
+    for _ in range(int(line)):
+        step += 1
+        now_ns = time.monotonic_ns()
+        ring.write(RankStep(9, step, 0, 1, 1, now_ns - 1000, now_ns))
+    print("done", flush=True)
+"""
+
+
+def own_target() -> Target:
+    stat = read_stat(os.getpid())
+    return Target(stat.pid, stat.start_ticks, 1, stat.comm, (), "reference")
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[[int], None]]:
+    """A process that writes so many rank steps into a ring of its own; told -1, it makes another
+    one, told 0, it ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+    def write(steps: int) -> None:
+        if not steps:
+            process.communicate(timeout=60)
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{steps}\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "done\n"
+
+    yield write
+    if process.poll() is None:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def scheduler() -> Iterator[RingWriter]:
+    ring = RingWriter(role=Role.SCHEDULER, engine_id=9, capacity_bytes=128 << 10)
+    yield ring
+    ring.close()
+
+
+@pytest.fixture
+def frontend() -> Iterator[RingWriter]:
+    ring = RingWriter(role=Role.FRONTEND, engine_id=9, capacity_bytes=128 << 10)
+    yield ring
+    ring.close()
+
+
+def ids(readings: Readings) -> list[int]:
+    return [step.step_id for step in readings.rank_steps]
+
+
+def test_an_ended_childs_ring_is_read_to_its_end_and_closed(
+    child: Callable[[int], None], scheduler: RingWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dsagent.agent.sources import steps
+
+    child(3)
+    source = StepsSource(own_target())
+    source.start()
+    assert ids(source.poll(0)) == [1, 2, 3]
+    child(40)
+    child(0)
+    monkeypatch.setattr(steps, "MAX_RECORDS_A_POLL", 25)  # its rest takes two polls
+    source.look_again()
+    assert ids(source.poll(S)) == list(range(4, 29))
+    assert len(source._rings.open) == 2
+    assert ids(source.poll(S)) == list(range(29, 44))
+    assert len(source._rings.open) == 1
+    assert (source.status().dropped, source.uncounted_losses) == (0, 0)
+    source.stop()
+
+
+def test_what_is_never_read_of_a_ring_without_a_writer_is_counted(
+    child: Callable[[int], None], scheduler: RingWriter
+) -> None:
+    child(3)
+    rings = RingSet()
+    rings.look(find_pids(), 0)
+    child(5)
+    for reader in rings.open.values():
+        reader.read(1)
+    child(0)
+    rings.look([os.getpid()], S)
+    assert rings.let_go(S) == []
+    gone = rings.let_go(S + ring_set.LEAVE_NS)
+    assert [reader.header.role for reader in gone] == [Role.RANK]
+    assert (rings.dropped, rings.uncounted_loss) == (7, 0)
+    rings.close()
+
+
+def find_pids() -> list[int]:
+    from dsagent.agent import procfs
+
+    return [os.getpid(), *procfs.descendants(os.getpid(), procfs.parents())]
+
+
+def test_rings_that_a_living_process_has_closed_make_room(
+    monkeypatch: pytest.MonkeyPatch, child: Callable[[int], None], scheduler: RingWriter
+) -> None:
+    monkeypatch.setattr(ring_set, "MAX_RINGS", 3)
+    source = StepsSource(own_target())
+    child(1)
+    source.start()
+    assert ids(source.poll(0)) == [1]
+    for step_id in range(2, 10):
+        child(1)
+        child(-1)
+        source.look_again()
+        assert ids(source.poll(0)) == [step_id]
+        assert len(source._rings.open) == 2
+    assert source.status().reason == ""
+    source.stop()
+
+
+def test_a_ring_seen_before_it_was_sealed_is_tried_again(scheduler: RingWriter) -> None:
+    size = layout.HEADER_BYTES + layout.MIN_CAPACITY_BYTES
+    source = StepsSource(own_target())
+    fd = os.memfd_create(layout.RING_NAME, os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    try:
+        source.start()
+        assert source.status().reason.startswith("a ring is refused: it is not sealed")
+        pid = os.getpid()
+        header = layout.HEADER.pack(
+            layout.MAGIC, layout.VERSION, Role.RANK, 9, pid, pid, size - layout.HEADER_BYTES, 0, 1
+        )
+        os.ftruncate(fd, size)
+        os.pwrite(fd, header, 0)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        source.look_again()
+        source.poll(0)
+        assert source.status().reason == ""
+        assert len(source._rings.open) == 2
+    finally:
+        os.close(fd)
+        source.stop()
+
+
+def test_refusals_are_bounded_and_do_not_keep_a_good_ring_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ring_set, "MAX_REFUSED", 5)
+    bad = [os.memfd_create(layout.RING_NAME, os.MFD_CLOEXEC) for _ in range(9)]
+    rings = RingSet()
+    try:
+        assert rings.look([os.getpid()], 0) == []
+        assert (len(rings.refused), rings.untried) == (5, 4)
+        assert rings.refusals().startswith("5 rings are refused: ")
+        assert "4 rings beyond" in rings.refusals()
+        for _ in range(2):  # those tried are known by now: others have their turn first
+            rings.look([os.getpid()], 0)
+            assert len(rings.refused) == 5
+    finally:
+        for fd in bad:
+            os.close(fd)
+    rings.look([os.getpid()], 0)
+    assert (rings.refused, rings.untried, rings.refusals()) == ({}, 0, "")
+
+
+def test_rings_of_a_process_that_cannot_be_looked_into_just_now_stay(
+    monkeypatch: pytest.MonkeyPatch, scheduler: RingWriter
+) -> None:
+    rings = RingSet()
+    (reader,) = rings.look([os.getpid()], 0)
+
+    def refuse(_pid: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(ring_set, "find_rings", refuse)
+    rings.look([os.getpid()], 1)
+    assert rings.let_go(1 << 62) == []
+    assert list(rings.open.values()) == [reader]
+    rings.close()
+
+
+NOW = 1000 * S
+STEP = made.step(1, start_ns=NOW - S)
+CLOSED = made.record("r1", start_ns=NOW - 2 * S)
+OPENED = RequestOpen(1, "r1", 1, 1, None, None, NOW - S, 1, 1)
+RANK = RankStep(9, 1, 0, 1, 1, NOW - S, NOW - 1)
+FAR = 1 << 62
+
+
+@pytest.mark.parametrize(
+    ("record", "can_be"),
+    [
+        (STEP, True),
+        (CLOSED, True),
+        (OPENED, True),
+        (RANK, True),
+        (replace(RANK, end_ns=NOW + SLACK_NS), True),  # read a moment after our clock was
+        (replace(STEP, end_ns=FAR), False),
+        (replace(STEP, end_ns=NOW + SLACK_NS + 1), False),
+        (replace(STEP, start_ns=STEP.end_ns + 1), False),
+        (replace(STEP, forward_ns=FAR), False),
+        (replace(STEP, schedule_ns=-1), False),
+        (replace(RANK, end_ns=FAR), False),
+        (replace(RANK, start_ns=NOW), False),
+        (replace(RANK, device_ns=FAR), False),
+        (replace(OPENED, received_ns=FAR), False),
+        (replace(OPENED, received_ns=-1), False),
+        (replace(CLOSED, sent_ns=FAR), False),
+        (replace(CLOSED, sent_ns=CLOSED.received_ns - 1), False),
+        (replace(CLOSED, finished_ns=FAR), False),
+        (replace(CLOSED, queued_ns=CLOSED.received_ns - 2 * S), False),
+        (replace(CLOSED, queued_ns=CLOSED.received_ns - 2), True),  # for the join to clamp
+        (replace(CLOSED, first_token_ns=None, first_sent_ns=None, finished_ns=None), True),
+    ],
+)
+def test_times_that_can_be_and_that_cannot(
+    record: Step | RankStep | RequestOpen | RequestRecord, can_be: bool
+) -> None:
+    assert plausible(record, NOW) is can_be
+
+
+def test_absurd_times_are_rejected_and_counted(scheduler: RingWriter) -> None:
+    source = StepsSource(own_target())
+    source.start()
+    now_ns = time.monotonic_ns()
+    good = RankStep(9, 1, 0, 1, 1, now_ns - 10, now_ns)
+    for record in (good, replace(good, step_id=2, end_ns=FAR), replace(good, step_id=3)):
+        scheduler.write(record)
+    assert ids(source.poll(now_ns)) == [1, 3]
+    assert (source.status().dropped, source.uncounted_losses) == (1, 0)
+    source.stop()
+    assert (source.status().dropped, source.uncounted_losses) == (1, 0)
+
+
+def opened(name: str, received_ns: int) -> RequestOpen:
+    return replace(OPENED, request_key=request_key(name), request_id=name,
+                   received_ns=received_ns)  # fmt: skip
+
+
+def test_a_request_whose_end_was_lost_is_forgotten_once_the_loop_is_idle(
+    scheduler: RingWriter, frontend: RingWriter
+) -> None:
+    source = StepsSource(own_target())
+    source.start()
+    now_ns = time.monotonic_ns()
+    frontend.write(opened("stale", now_ns - 5 * S))
+    scheduler.step_started(1, now_ns)
+    assert source.poll(now_ns).forgotten == []
+    end_ns = now_ns
+    frontend.write(replace(CLOSED, request_key=request_key("stale"), sent_ns=FAR))
+    assert source.poll(now_ns).forgotten == []  # a step runs: it may be in it
+    scheduler.idle(end_ns)
+    frontend.write(opened("fresh", now_ns))
+    assert source.poll(now_ns).forgotten == [request_key("stale")]
+    assert source.oldest_open_ns() == now_ns
+    # It came after the loss: that its end is missing means that the loop stands still.
+    assert source.poll(now_ns + 60 * S).forgotten == []
+    assert source.oldest_open_ns() == now_ns
+    source.stop()
+
+
+def test_without_losses_nothing_is_forgotten(frontend: RingWriter, scheduler: RingWriter) -> None:
+    source = StepsSource(own_target())
+    source.start()
+    now_ns = time.monotonic_ns()
+    frontend.write(opened("waits", now_ns - 5 * S))
+    assert source.poll(now_ns).forgotten == []
+    assert source.poll(now_ns + 60 * S).forgotten == []
+    source.stop()
+
+
+def test_open_requests_know_their_oldest_and_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_requests, "MOST_OPEN", 4)
+    requests = OpenRequests()
+    assert requests.oldest_ns() is None
+    for key, received_ns in ((1, 30), (2, 10), (3, 20)):
+        assert requests.open(key, received_ns) == []
+    assert requests.oldest_ns() == 10
+    requests.close(2)
+    requests.close(99)
+    assert requests.oldest_ns() == 20
+    requests.open(4, 40)
+    requests.open(5, 50)
+    assert requests.open(6, 60) == [3]
+    assert (len(requests), requests.given_up, requests.oldest_ns()) == (4, 1, 30)
+    requests.close(6)
+    for key in range(100, 200):  # one old request stays open, many come and go
+        requests.open(key, key)
+        requests.close(key)
+    assert len(requests._oldest_first) <= 2 * open_requests.MOST_OPEN
+    assert requests.forget_before(50) == [1, 4]
+    assert requests.oldest_ns() == 50
