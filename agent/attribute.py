@@ -278,7 +278,13 @@ def _forward(rest_ns: int, piece: Piece, share: Share, model: CleanStepModel) ->
     else:
         kin_ns = price.decodes_ns if decoding else price.prefills_ns
         by_kin, by_rest = max(0, kin_ns - alone_ns), max(0, price.whole_ns - kin_ns)
-        weights = [alone_ns, by_kin, by_rest] if decoding else [alone_ns, by_rest, by_kin]
+        by_decodes, by_prefill = (by_kin, by_rest) if decoding else (by_rest, by_kin)
+        # The model may have learnt since the step was priced: nobody is no cause, whatever it says.
+        weights = [
+            alone_ns,
+            by_decodes if other_decodes else 0,
+            by_prefill if other_prefill else 0,
+        ]
         limit_ns = round(sum(weights) * (1 + max(price.band_ratio, LEAST_BAND_RATIO)))
     how: How = "modelled" if price.fitted and price.whole_ns is not None else "assumed"
     spent_ns = min(rest_ns, limit_ns)

@@ -468,3 +468,28 @@ def test_switching_the_kernel_off_moves_its_share_to_unattributed() -> None:
     assert shares[False][0] == 0
     moved = shares[False][1] - shares[True][1]
     assert abs(moved - shares[True][0]) < 0.1 * shares[True][0]
+
+
+def test_a_model_that_learnt_since_blames_nobody_who_was_not_there() -> None:
+    """The step is priced when it is joined; the request is accounted for when it ends."""
+    accountant = Accountant(0)
+    step_id, at = learnt(accountant)
+    alone = step(
+        step_id, start=at, end=at + 210 * MS, forward=210 * MS,
+        shares=(share(1, PREFILL, 200, context=0),),
+    )  # fmt: skip
+    accountant.add(Readings(steps=[alone], facts_complete_ns=10**15))
+    accountant.due(alone.end_ns)
+    end = alone.end_ns
+    # Then prefills become faster, which the model learns before the request ends.
+    later = [
+        step(step_id + 1 + i, start=end + i * MS, end=end + (i + 1) * MS, forward=MS,
+             shares=(share(5000 + i, PREFILL, 200, context=0),))
+        for i in range(300)
+    ]  # fmt: skip
+    accountant.add(Readings(steps=later, facts_complete_ns=10**15))
+    accountant.due(later[-1].end_ns)
+    accountant.add(Readings(closed=[life(1, at, at, end, end, end)], facts_complete_ns=10**15))
+    (found,) = accountant.due(10**15)
+    check_sums(found)
+    assert "batch.prefill_interference" not in parts(found)
