@@ -28,6 +28,13 @@ class Kind(IntEnum):
     OFF_OTHER = 6  # blocked otherwise (poll, sleep, pipes)
     STOPPED = 7  # SIGSTOP, ptrace, frozen cgroup
     FOREIGN = 8  # a task outside the target (culprit_pid) ran on a CPU the target may use
+    STEAL = 9  # the hypervisor took the CPU that the thread ran on
+    IRQ = 10  # an interrupt or softirq ran on top of the thread
+    MAJOR_FAULT = 11  # a page fault that had to read from disk or swap, from fault to return
+    MINOR_FAULT = 12  # a page fault served from memory
+    RECLAIM = 13  # direct reclaim: the thread freed memory before it got any
+    RETRANSMIT = 14  # a socket of the target sent a segment again; until it was acknowledged
+    BACKPRESSURE = 15  # a socket of the target could not take more: its client reads slowly
 
 
 FACT_DTYPE = np.dtype(

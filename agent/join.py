@@ -27,13 +27,28 @@ PRECEDENCE: tuple[tuple[Kind, str], ...] = (
     (Kind.STOPPED, "process.stopped"),
     (Kind.THROTTLED, "cpu.throttled"),
     (Kind.RUNQUEUE, "cpu.runqueue"),
+    (Kind.STEAL, "cpu.steal"),
+    (Kind.IRQ, "cpu.irq"),
+    (Kind.MAJOR_FAULT, "memory.major_fault"),
+    (Kind.RECLAIM, "memory.reclaim"),
     (Kind.OFF_DISK, "io.block"),
+    (Kind.MINOR_FAULT, "memory.minor_fault"),
+    (Kind.RETRANSMIT, "net.retransmit"),
+    (Kind.BACKPRESSURE, "net.backpressure"),
     (Kind.OFF_FUTEX, "lock.wait"),
 )
 # Short ones are summed in the kernel without their place in the step; of these
-# only lost CPU time is charged, since a short futex sleep is how a team of
-# threads meets at a barrier.
-SUMMED_CAUSES = {Kind.THROTTLED: "cpu.throttled", Kind.RUNQUEUE: "cpu.runqueue"}
+# a short futex sleep is not charged, since it is how a team of threads meets at
+# a barrier.
+SUMMED_CAUSES = {
+    Kind.THROTTLED: "cpu.throttled",
+    Kind.RUNQUEUE: "cpu.runqueue",
+    Kind.STEAL: "cpu.steal",
+    Kind.IRQ: "cpu.irq",
+    Kind.MAJOR_FAULT: "memory.major_fault",
+    Kind.MINOR_FAULT: "memory.minor_fault",
+    Kind.RECLAIM: "memory.reclaim",
+}
 
 
 @dataclass(frozen=True, slots=True)
