@@ -38,8 +38,7 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         life = self._open_life(scope)
-        connection: Connection = scope["extensions"][EXTENSION]
-        answer = _Answer(life, connection, send)
+        answer = _Answer(life, scope["extensions"][EXTENSION], send)
         observer = self._frontend.observer
         failure: BaseException | None = None
         try:
@@ -47,7 +46,7 @@ class Generate:
                 raw = await read_body(receive, self._frontend.limits)
             finally:
                 observer.request_opened(life)
-            await self._generate(raw, life, connection, answer)
+            await self._generate(raw, answer)
         except (ApiError, ChatTemplateError) as error:
             failure = error if isinstance(error, ApiError) else ApiError(400, str(error))
             with contextlib.suppress(ClientGone):  # it is refused all the same
@@ -63,7 +62,7 @@ class Generate:
 
     def _open_life(self, scope: Scope) -> RequestLife:
         received_ns = monotonic_ns()
-        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        headers = scope["headers"]
         return RequestLife(
             request_id=f"{'chatcmpl' if self._chat else 'cmpl'}-{secrets.token_hex(16)}",
             operation="chat" if self._chat else "text_completion",
@@ -74,21 +73,17 @@ class Generate:
             tenant=_header(headers, b"x-tenant-id"),
         )
 
-    async def _generate(
-        self, raw: bytes, life: RequestLife, connection: Connection, answer: _Answer
-    ) -> None:
-        frontend = self._frontend
+    async def _generate(self, raw: bytes, answer: _Answer) -> None:
+        frontend, life = self._frontend, answer.life
         frontend.admit()
         ask = self._ask(parse_body(raw))
         life.max_tokens, life.temperature, life.top_p = ask.max_tokens, ask.temperature, ask.top_p
         token_ids = await frontend.tokenise(ask)
         life.tokenised_ns = monotonic_ns()
         life.prompt_tokens = len(token_ids)
-        sampling = frontend.sampling(ask, len(token_ids))
-        life.max_tokens = sampling.max_tokens
         reply = Reply(life, include_usage=ask.include_usage)
         respond = self._stream if ask.stream else self._whole
-        with frontend.computing(life, connection, token_ids, sampling, ask.stop) as call:
+        with frontend.computing(life, ask, token_ids, answer.connection) as call:
             await respond(call, reply, answer)
 
     def _ask(self, body: dict[str, object]) -> Ask:
@@ -130,18 +125,18 @@ class Generate:
 class _Answer:
     """The way out, and when the socket took what."""
 
-    __slots__ = ("_connection", "_life", "_send", "_started")
+    __slots__ = ("_send", "_started", "connection", "life")
 
     def __init__(self, life: RequestLife, connection: Connection, send: Send) -> None:
-        self._life = life
-        self._connection = connection
+        self.life = life
+        self.connection = connection
         self._send = send
         self._started = False
 
     async def start(self, status: int, content_type: bytes, *, length: int | None = None) -> None:
         headers = [
             (b"content-type", content_type),
-            (b"x-request-id", self._life.request_id.encode()),
+            (b"x-request-id", self.life.request_id.encode()),
             (b"cache-control", b"no-store"),
         ]
         if length is not None:
@@ -154,12 +149,12 @@ class _Answer:
     async def send(self, body: bytes, *, more: bool) -> None:
         """Raises ClientGone where the socket did not take it."""
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
-        await self._connection.drained()
+        await self.connection.drained()
         now_ns = monotonic_ns()
-        if self._life.first_sent_ns is None and self._life.first_token_ns is not None:
-            self._life.first_sent_ns = now_ns
+        if self.life.first_sent_ns is None and self.life.first_token_ns is not None:
+            self.life.first_sent_ns = now_ns
         if not more:
-            self._life.sent_ns = now_ns
+            self.life.sent_ns = now_ns
 
     async def refuse(self, error: ApiError) -> None:
         """The error's document, unless something else has gone out already."""

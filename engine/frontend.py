@@ -96,32 +96,24 @@ class Frontend:
             return encode()
         return await self._loop.run_in_executor(None, encode)
 
-    def sampling(self, ask: Ask, prompt_tokens: int) -> SamplingParams:
-        """Raises ApiError where prompt and answer together are longer than the context."""
-        room = self.engine.max_model_len - prompt_tokens
-        wanted = ask.max_tokens or 1
-        if room < wanted:
-            raise self._too_long(f"the prompt has {prompt_tokens} and {wanted} were asked for")
-        return SamplingParams(
-            ask.max_tokens or room, ask.temperature, ask.top_p, ask.seed, ask.ignore_eos
-        )
-
     def _too_long(self, what: str) -> ApiError:
         context = f"this model's context is {self.engine.max_model_len} tokens, but {what}"
         return ApiError(400, context, code="context_length_exceeded")
 
     @contextlib.contextmanager
     def computing(
-        self,
-        life: RequestLife,
-        connection: Connection,
-        token_ids: Sequence[int],
-        sampling: SamplingParams,
-        stop: Sequence[str],
+        self, life: RequestLife, ask: Ask, token_ids: Sequence[int], connection: Connection
     ) -> Iterator[Call]:
         """The engine works on the request meanwhile, but no longer. Raises ApiError."""
-        self.admit()
-        call = Call(life, self._tokenizer.token_bytes, stop)
+        room, wanted = self.engine.max_model_len - len(token_ids), ask.max_tokens or 1
+        if room < wanted:
+            raise self._too_long(f"the prompt has {len(token_ids)} and {wanted} were asked for")
+        life.max_tokens = ask.max_tokens or room
+        sampling = SamplingParams(
+            life.max_tokens, ask.temperature, ask.top_p, ask.seed, ask.ignore_eos
+        )
+        self.admit()  # once more: others may have come while this prompt was tokenised
+        call = Call(life, self._tokenizer.token_bytes, ask.stop)
         self._calls[life.request_id] = call
         try:
             life.queued_ns = monotonic_ns()
