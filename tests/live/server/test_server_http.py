@@ -245,6 +245,14 @@ def test_a_slow_upload_is_not_waited_for(served: Served) -> None:
     assert served.closed(request_id)["error"] == "upload_timeout"
 
 
+def test_a_refused_upload_is_thrown_away_but_not_for_ever(served: Served) -> None:
+    with served.connect() as client:
+        client.sendall(post("/v1/embeddings", b"x" * 100)[:-1])
+        answer = read_all(client)  # up to where the server closes
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
 def test_an_endless_upload_is_cut(served: Served) -> None:
     with served.connect() as client:
         client.sendall(
