@@ -11,9 +11,8 @@ is left in a clean step's time is noise that only ever adds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,9 +83,6 @@ def _features(item: Shape) -> list[float]:
         float(item.decode_context),
         float(item.sequences),
     ]
-
-
-WIDTH = len(_features(Shape(1, 0, 0, 1)))
 
 
 class CleanStepModel:
@@ -174,31 +170,6 @@ class CleanStepModel:
             self.clean_steps >= ENOUGH_STEPS,
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """For the recording: the clean steps it knows; the fit follows from them."""
-        return {
-            "clean_steps": self.clean_steps,
-            "rows": [[*row, ns] for rows in self._rows.values() for row, ns in rows],
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> CleanStepModel:
-        """Raises ValueError on a document that to_json did not make."""
-        model = cls()
-        try:
-            for row in document["rows"]:
-                features, ns = [float(value) for value in row[:-1]], float(row[-1])
-                if len(features) != WIDTH or not np.isfinite([*features, ns]).all():
-                    raise ValueError("a row of the wrong width or not finite")
-                rows = model._rows.setdefault(_segment(int(sum(features[1:-3]))), [])
-                if len(rows) < KEPT_PER_SEGMENT:
-                    rows.append((features, ns))
-            model.clean_steps = int(document["clean_steps"])
-        except (KeyError, TypeError, IndexError) as error:
-            raise ValueError(f"not a clean-step model: {error!r}") from error
-        model._fit()
-        return model
-
 
 def quantile_fit(features: Vector, times: Vector, quantile: float) -> Vector:
     """Non-negative coefficients of the `quantile` of times given features, by iteratively
@@ -224,8 +195,9 @@ def nonnegative_least_squares(matrix: Vector, target: Vector, start: Vector) -> 
     used = scale > 0
     scaled = matrix[:, used] / scale[used]
     gram = scaled.T @ scaled
-    # A breath of ridge spreads the price evenly over columns that the data cannot tell apart.
-    gram[np.diag_indices_from(gram)] += 1e-6
+    # Where the data cannot tell the columns apart (only full batches were seen), the fixed cost of
+    # a step takes the price: it is what reading the weights costs, whatever the batch.
+    gram[np.diag_indices_from(gram)] += np.where(np.flatnonzero(used) == 0, 1e-6, 1e-3)
     x = start[used] * scale[used]
     gradient = gram @ x - scaled.T @ target
     for _ in range(60):
