@@ -44,7 +44,8 @@ CAUSES = (
 )
 
 
-# What a request costs when nothing is wrong: its own work, and the price of a full batch.
+# What a request costs when nothing is wrong: its own work, and the price of a full batch. Used
+# as long as nothing better is known than the cause's name (norms.py).
 USUAL = frozenset(
     {
         "frontend.in",
@@ -55,6 +56,7 @@ USUAL = frozenset(
         "engine.host",
     }
 )
+USUAL_FACT = "usual for such a request"
 WORTH_NAMING_RATIO = 0.05
 
 
@@ -85,6 +87,14 @@ class Part:
     how: How
     evidence: tuple[Evidence, ...] = ()
     culprits: tuple[Culprit, ...] = ()
+
+    @property
+    def excess_ns(self) -> int:
+        """What is more than usual."""
+        usual = [e.value for e in self.evidence if e.fact == USUAL_FACT]
+        if usual:
+            return round(max(0, self.ns - usual[0]))
+        return 0 if self.cause in USUAL else self.ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +129,12 @@ class Account:
 
     @property
     def top(self) -> Part | None:
-        """Why it was slow: the largest part beyond `USUAL` if it is a twentieth of e2e or more,
-        else the largest of all."""
-        unusual = [
-            part
-            for part in self.parts
-            if part.cause not in USUAL and part.ns >= WORTH_NAMING_RATIO * self.e2e_ns
-        ]
-        return max(unusual or self.parts, key=lambda part: part.ns, default=None)
+        """Why it was slow: the part that exceeds most what is usual, if by a twentieth of e2e or
+        more; else the largest of all."""
+        worst = max(self.parts, key=lambda part: part.excess_ns, default=None)
+        if worst is not None and worst.excess_ns >= WORTH_NAMING_RATIO * self.e2e_ns:
+            return worst
+        return max(self.parts, key=lambda part: part.ns, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """The document `explain --json` prints, less `others`; docs/schemas.md describes it."""

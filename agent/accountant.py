@@ -26,6 +26,7 @@ from dsagent.agent.join import (
     priced,
 )
 from dsagent.agent.model import CleanStepModel, shape
+from dsagent.agent.norms import Norms
 from dsagent.instrumentation.records import RequestOpen, RequestRecord, Step
 
 PATIENCE_NS = 1_000_000_000
@@ -68,6 +69,7 @@ class Accountant:
         self._requests: OrderedDict[int, tuple[str, str]] = OrderedDict()
         self._names: OrderedDict[int, str] = OrderedDict()
         self._facts = FactStore()
+        self._norms = Norms()
         self._shares_held = 0
         self._fresh: list[Facts] = []
         self._facts_complete_ns: int | None = None
@@ -126,7 +128,7 @@ class Accountant:
         for record in self._closed:
             (ready if self._is_ready(record, now_ns) else waiting).append(record)
         self._closed = waiting
-        accounts = [self._account(record, finished=True) for record in ready]
+        accounts = [self._norms.judge(self._account(record, finished=True)) for record in ready]
         self._prune(now_ns)
         return accounts
 

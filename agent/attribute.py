@@ -51,6 +51,12 @@ class RequestView:
     model: CleanStepModel
     engine_id: int = 0
 
+    @property
+    def stall_ns(self) -> int:
+        """From this length on the loop did not work, it stood still."""
+        lengths = sorted(piece.end_ns - piece.start_ns for piece in self.pieces)
+        return max(STALL_NS, STALL_STEPS * lengths[len(lengths) // 2]) if lengths else STALL_NS
+
     def joined(self, section: Section) -> Section:
         """A section that no whole piece has: part of one, or the step that still runs."""
         facts = self.facts.overlapping(section.start_ns, section.end_ns)
@@ -129,6 +135,7 @@ def _in_engine(
 ) -> Iterator[Stretch]:
     """From the queue to the last output, piece by piece."""
     key = view.record.request_key
+    stall_ns = view.stall_ns
     at_ns = queued_ns
     for i, piece in enumerate(view.pieces):
         if piece.end_ns <= at_ns:
@@ -143,7 +150,9 @@ def _in_engine(
         share = piece.shares.get(key)
         until_ns = min(piece.end_ns, held_ns)
         for section in _within(piece, at_ns, until_ns, view):
-            if share is not None:
+            if _rest_ns(section) > stall_ns and section.kind != "forward":
+                charges = [*_delays(section.delays), Charge("engine.stalled", _rest_ns(section))]
+            elif share is not None:
                 charges = _own(section, piece, share, view.model)
             elif not own or i < own[0]:
                 how: How = "measured" if view.finished else "assumed"
@@ -162,11 +171,9 @@ def _unseen_engine(view: RequestView, at_ns: int, held_ns: int) -> Stretch:
     kernel says, and that the loop stands still if it takes far too long."""
     if view.finished and not _given_up(view.record):
         return Stretch(at_ns, held_ns, [Charge("unobserved", held_ns - at_ns)])
-    lengths = sorted(piece.end_ns - piece.start_ns for piece in view.pieces)
-    usual_ns = lengths[len(lengths) // 2] if lengths else 0
-    stalled = held_ns - at_ns > max(STALL_NS, STALL_STEPS * usual_ns)
+    stalled = held_ns - at_ns > view.stall_ns
     section = view.joined(Section("forward", at_ns, held_ns))
-    rest = Charge("engine.stalled" if stalled else UNATTRIBUTED, section.ns - section.delayed_ns)
+    rest = Charge("engine.stalled" if stalled else UNATTRIBUTED, _rest_ns(section))
     return Stretch(at_ns, held_ns, [*_delays(section.delays), rest])
 
 
@@ -221,14 +228,14 @@ def _in_front_end(cause: str, start_ns: int, end_ns: int, view: RequestView) -> 
     facts = view.facts.overlapping(start_ns, end_ns)
     section = Joiner(facts, front).section(Section("host", start_ns, end_ns))
     charges = _delays(section.delays)
-    charges.append(Charge(cause, section.ns - section.delayed_ns))
+    charges.append(Charge(cause, _rest_ns(section)))
     return Stretch(start_ns, end_ns, charges)
 
 
 def _waiting(section: Section, step: Step, queued_ns: int, key: int, how: How) -> list[Charge]:
     """Queued, in a step (or the gap before one) that it has no part in."""
     charges = _delays(section.delays)
-    rest_ns = section.ns - section.delayed_ns
+    rest_ns = _rest_ns(section)
     if section.kind == "gap":
         return [*charges, Charge("engine.gap", rest_ns)]
     cause, weigh = _WAITS.get(step.admission, ("queue.wait", _one))
@@ -241,7 +248,7 @@ def _waiting(section: Section, step: Step, queued_ns: int, key: int, how: How) -
 def _passed_over(section: Section, step: Step, key: int, *, preempted: bool) -> list[Charge]:
     """Admitted before, but not in this step."""
     charges = _delays(section.delays)
-    rest_ns = section.ns - section.delayed_ns
+    rest_ns = _rest_ns(section)
     if preempted:
         return [*charges, _by_others("preempted", rest_ns, step, key, _held)]
     if section.kind == "gap":
@@ -252,7 +259,7 @@ def _passed_over(section: Section, step: Step, key: int, *, preempted: bool) -> 
 def _own(section: Section, piece: Piece, share: Share, model: CleanStepModel) -> list[Charge]:
     """In a step that it takes part in."""
     charges = _delays(section.delays)
-    rest_ns = section.ns - section.delayed_ns
+    rest_ns = _rest_ns(section)
     if section.kind == "gap":
         return [*charges, Charge("engine.gap", rest_ns)]
     if share.recompute:
@@ -298,6 +305,10 @@ def _forward(rest_ns: int, piece: Piece, share: Share, model: CleanStepModel) ->
             "batch.prefill_interference", prefills_ns, how, by_request, tokens=other_prefill
         )
     yield Charge(UNATTRIBUTED, rest_ns - own_ns - decodes_ns - prefills_ns)
+
+
+def _rest_ns(section: Section) -> int:
+    return section.ns - section.delayed_ns
 
 
 def _delays(delays: Sequence[Delay]) -> list[Charge]:

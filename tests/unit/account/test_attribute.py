@@ -493,3 +493,28 @@ def test_a_model_that_learnt_since_blames_nobody_who_was_not_there() -> None:
     (found,) = accountant.due(10**15)
     check_sums(found)
     assert "batch.prefill_interference" not in parts(found)
+
+
+def test_a_step_whose_host_work_stood_still_is_a_stall_for_all_that_it_held() -> None:
+    steps = decodes(10, 1)
+    hung = step(
+        11, start=200 * MS, end=3_220 * MS, schedule=3_000 * MS, forward=20 * MS,
+        shares=(share(1),),
+    )  # fmt: skip
+    last = step(12, start=3_220 * MS, end=3_240 * MS, forward=20 * MS, shares=(share(1), share(2)))
+    end = last.end_ns
+    waiting = life(2, 3_100 * MS, 3_100 * MS, end, end, end)
+    accountant = Accountant(0)
+    accountant.add(
+        Readings(
+            steps=[*steps, hung, last],
+            closed=[life(1, 0, 0, 20 * MS, end, end), waiting],
+            facts_complete_ns=10**15,
+        )
+    )
+    held, queued = sorted(accountant.due(10**15), key=lambda a: a.record.request_key)
+    check_sums(held)
+    check_sums(queued)
+    assert parts(held)["engine.stalled"] == 3_000 * MS
+    assert held.top is not None
+    assert held.top.cause == "engine.stalled"

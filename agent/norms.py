@@ -1,0 +1,66 @@
+"""What a request usually pays for each cause, learnt from the last ones: the yardstick by which
+an account says why *this* one was slow. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import replace
+
+from dsagent.agent.account import USUAL_FACT, Account, Evidence, Part
+
+KEPT = 256
+ENOUGH = 32
+# Own decode compute is bounded by the model already, and sharing a step with others' decodes is
+# what the load costs: neither is ever more than usual.
+ALWAYS_USUAL = frozenset({"decode.compute", "batch.decode_sharing"})
+BY_REQUEST = frozenset({"frontend.in", "frontend.out"})
+BY_STEP = frozenset({"engine.host"})
+BY_PROMPT_TOKEN = frozenset({"prefill.compute"})
+
+
+def _measure(cause: str, account: Account) -> float:
+    """What the cause's nanoseconds are to be divided by, to compare requests of any size."""
+    if cause in BY_REQUEST:
+        return 1.0
+    if cause in BY_STEP:
+        return float(max(1, len(account.step_ids)))
+    if cause in BY_PROMPT_TOKEN:
+        return float(max(1, account.record.prompt_tokens or 1))
+    return float(max(1, account.e2e_ns))
+
+
+class Norms:
+    """The medians over the last 256 requests that ended well, once 32 are known."""
+
+    def __init__(self) -> None:
+        self._prices: dict[str, deque[float]] = {}
+        self._seen = 0
+
+    def judge(self, account: Account) -> Account:
+        """`account` with what is usual among each part's evidence; then learns from it."""
+        judged = account
+        if self._seen >= ENOUGH:
+            judged = replace(
+                account, parts=tuple(self._with_usual(part, account) for part in account.parts)
+            )
+        if account.finished and not account.partial and account.record.error is None:
+            self._learn(account)
+        return judged
+
+    def _with_usual(self, part: Part, account: Account) -> Part:
+        prices = self._prices.get(part.cause, ())
+        # Requests without the cause paid nothing for it.
+        absent = min(self._seen, KEPT) - len(prices)
+        price = statistics.median([*prices, *[0.0] * absent])
+        usual_ns = round(price * _measure(part.cause, account))
+        if part.cause in ALWAYS_USUAL:
+            usual_ns = part.ns
+        usual = Evidence("norms", USUAL_FACT, min(usual_ns, part.ns), "ns")
+        return replace(part, evidence=(*part.evidence, usual))
+
+    def _learn(self, account: Account) -> None:
+        self._seen += 1
+        paid = {part.cause: part.ns / _measure(part.cause, account) for part in account.parts}
+        for cause in paid.keys() | self._prices.keys():
+            self._prices.setdefault(cause, deque(maxlen=KEPT)).append(paid.get(cause, 0.0))
