@@ -37,6 +37,7 @@ MOST_NAMES = 20_000
 MOST_OPEN = 20_000  # requests begun, and ended but still waiting for their facts
 MOST_WAITING = 20_000  # steps that wait for their facts
 MOST_ENGINES = 16
+MOST_FRONT_ENDS = 256
 CLEAN_RATIO = 0.05
 GANG_RATIO = 0.2
 GANG_STEPS = 64
@@ -70,6 +71,7 @@ class Accountant:
         self._names: OrderedDict[int, str] = OrderedDict()
         self._facts = FactStore()
         self._norms = Norms()
+        self._front_ends: frozenset[int] = frozenset()  # threads that received requests
         self._shares_held = 0
         self._fresh: list[Facts] = []
         self._facts_complete_ns: int | None = None
@@ -97,6 +99,9 @@ class Accountant:
             self._open.pop(record.request_key, None)
             self._know(record.request_key, record.request_id, record.trace_id)
             self._closed.append(record)
+        tids = {opened.tid for opened in readings.opened}
+        if not tids <= self._front_ends and len(self._front_ends) < MOST_FRONT_ENDS:
+            self._front_ends |= tids
         for key in readings.forgotten:
             self._open.pop(key, None)
         while len(self._open) > MOST_OPEN:
@@ -214,7 +219,8 @@ class Accountant:
             engine.gang_seen[step.step_id] = ran
             while len(engine.gang_seen) > GANG_STEPS:
                 engine.gang_seen.popitem(last=False)
-            engine.gang = _gang(engine.gang_seen.values())
+            # A front end that runs while the engine computes helps nobody to compute.
+            engine.gang = _gang(engine.gang_seen.values()) - self._front_ends
         if not step.shares_omitted:
             engine.model.observe(shape(step.shares), step.forward_ns - delayed_ns)
 

@@ -518,3 +518,35 @@ def test_a_step_whose_host_work_stood_still_is_a_stall_for_all_that_it_held() ->
     assert parts(held)["engine.stalled"] == 3_000 * MS
     assert held.top is not None
     assert held.top.cause == "engine.stalled"
+
+
+def test_the_front_end_is_never_of_the_gang() -> None:
+    """It sends the last step's tokens while the next one computes: that it waits delays no step."""
+    accountant = Accountant(0)
+    accountant.add(Readings(opened=[opened(99, 0)], facts_complete_ns=0))  # by thread 20
+    step_id, at = learnt(accountant)
+    ran = [
+        fact(Kind.ONCPU, at + i, at + 10 * MS, tid=tid, ns=8 * MS, exact=0, step_id=step_id + i)
+        for i in range(2)
+        for tid in (11, 20)
+    ]
+    steps = [
+        step(step_id + i, start=at + i * 10 * MS, end=at + (i + 1) * 10 * MS, forward=10 * MS,
+             shares=(share(1),))
+        for i in range(2)
+    ]  # fmt: skip
+    slow = step(
+        step_id + 2, start=at + 20 * MS, end=at + 60 * MS, forward=40 * MS, shares=(share(1),)
+    )
+    waited = fact(Kind.RUNQUEUE, slow.start_ns, slow.start_ns + 30 * MS, tid=20)
+    accountant.add(
+        Readings(
+            steps=[*steps, slow],
+            closed=[life(1, at, at, at + 10 * MS, slow.end_ns, slow.end_ns)],
+            facts=make_facts(*ran, waited),
+            facts_complete_ns=10**15,
+        )
+    )
+    (found,) = accountant.due(10**15)
+    check_sums(found)
+    assert "cpu.runqueue" not in parts(found)
