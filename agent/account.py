@@ -60,6 +60,13 @@ USUAL_FACT = "usual for such a request"
 WORTH_NAMING_RATIO = 0.05
 
 
+def excess_ns(cause: str, ns: int, usual_ns: float | None) -> int:
+    """Of `ns`, what is more than usual; judged by the cause's name where that is not known."""
+    if usual_ns is None:
+        return 0 if cause in USUAL else ns
+    return round(max(0, ns - usual_ns))
+
+
 @dataclass(frozen=True, slots=True)
 class Culprit:
     kind: CulpritKind
@@ -91,10 +98,8 @@ class Part:
     @property
     def excess_ns(self) -> int:
         """What is more than usual."""
-        usual = [e.value for e in self.evidence if e.fact == USUAL_FACT]
-        if usual:
-            return round(max(0, self.ns - usual[0]))
-        return 0 if self.cause in USUAL else self.ns
+        usual_ns = next((e.value for e in self.evidence if e.fact == USUAL_FACT), None)
+        return excess_ns(self.cause, self.ns, usual_ns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dsagent.agent.account import USUAL, WORTH_NAMING_RATIO
+from dsagent.agent.account import USUAL_FACT, WORTH_NAMING_RATIO, excess_ns
 from dsagent.agent.procfs import escape
 
 # What the time was spent on, to follow "Slow because: 62% …" and to stand beside a cause.
@@ -86,11 +86,10 @@ def because(document: Mapping[str, Any]) -> str:
     took where nothing was."""
     total_ns = max(1, document["e2e_ns"])
     ranked = sorted(document["parts"], key=lambda part: -part["ns"])
-    unusual = [
-        part
-        for part in ranked
-        if part["cause"] not in USUAL and part["ns"] >= WORTH_NAMING_RATIO * total_ns
-    ]
+    unusual = sorted(
+        (part for part in ranked if _excess_ns(part) >= WORTH_NAMING_RATIO * total_ns),
+        key=lambda part: -_excess_ns(part),
+    )
     if document["unattributed_ns"] > sum(part["ns"] for part in unusual[:1] or ranked[:1]):
         ratio = document["unattributed_ns"] / total_ns
         return f"Mostly unexplained: no evidence names a cause for {percent(ratio)} of it."
@@ -99,6 +98,11 @@ def because(document: Mapping[str, Any]) -> str:
     if ranked:
         return "Nothing held it up: " + ", ".join(_clause(p, total_ns) for p in ranked[:2]) + "."
     return "Nothing is known of where its time went."
+
+
+def _excess_ns(part: Mapping[str, Any]) -> int:
+    usual_ns = next((e["value"] for e in part["evidence"] if e["fact"] == USUAL_FACT), None)
+    return excess_ns(part["cause"], part["ns"], usual_ns)
 
 
 def _clause(part: Mapping[str, Any], total_ns: int) -> str:
