@@ -1,7 +1,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bpf clean
+.PHONY: help setup demo test check bench accuracy bpf clean
 
 PY := .venv/bin/python
 
@@ -11,6 +11,7 @@ help:
 	@echo 'make test    set-up, checks and every test'
 	@echo 'make check   ruff, mypy --strict, the direction of imports'
 	@echo 'make bench   measure, and write docs/benchmarks.md'
+	@echo 'make accuracy  real faults on a real engine: how often the account is right (25 min)'
 	@echo 'make bpf     compile the BPF objects'
 	@echo 'make clean   remove what was built; .venv stays'
 
@@ -28,6 +29,9 @@ check:
 
 bench: setup
 	@$(PY) scripts/bench.py
+
+accuracy: setup
+	@$(PY) tests/accuracy/run.py
 
 bpf:
 	@$(PY) -m dsagent.agent.sources.bpf.build

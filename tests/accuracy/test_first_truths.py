@@ -17,19 +17,10 @@ import pytest
 
 from dsagent.agent.account import Account
 
-from lab import (  # isort: skip  # beside this file
-    Engine,
-    Fault,
-    Load,
-    Observed,
-    agent,
-    engine,
-    hog_cpus,
-    long_prefill,
-    send,
-    stop_process,
-    text,
-)
+from faults.cpu import HOG, run_hogs  # isort: skip  # beside this file, as the others
+from faults.stops import stop_for  # isort: skip
+from lab import Engine, Observed, agent, engine  # isort: skip
+from load import Load, send, text  # isort: skip
 
 pytestmark = [pytest.mark.ebpf, pytest.mark.smollm2]
 
@@ -37,7 +28,30 @@ SEED = int(os.environ.get("DSAGENT_LAB_SEED", "1"))
 HIT_RATIO = 0.10  # of e2e, from which on a request counts as hit
 RIGHT_RATIO = 0.90  # the floor of this first set; the target of the full laboratory is 0.95
 UNATTRIBUTED_RATIO = 0.05  # of e2e, at the median, where nothing is wrong
-HOG = "lab-hog"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What was done, by the injector's own clock."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    culprit: str | None = None  # a command, or a trace id
+
+    def hit_ns(self, account: Account) -> int:
+        """How much of the request's life it covers."""
+        record = account.record
+        return max(0, min(self.end_ns, record.sent_ns) - max(self.start_ns, record.received_ns))
+
+
+def long_prefill(target: Engine, words: int, dice: random.Random) -> Fault:
+    """A long prompt sent into whatever is running; its prefill lasts until its first token."""
+    sent = send(target, text(dice, words), 2, dice)
+    assert sent.error is None, sent.error
+    until_ns = sent.first_ns or sent.end_ns
+    assert until_ns is not None
+    return Fault("long prefill", sent.sent_ns, until_ns, sent.trace_id)
 
 
 @dataclass(slots=True)
@@ -85,10 +99,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         with Load(target, clients=3, max_tokens=(12, 24), seed=SEED) as load:
             warm(target, load, dice)
             for _ in range(3):
-                faults.append(stop_process(target, 0.3))
+                faults.append(Fault("stop", *stop_for(target, 0.3)))
                 load.wait_for(5)
             for _ in range(2):
-                faults.append(hog_cpus(os.sched_getaffinity(target.pid), 2.5, HOG))
+                hogs = run_hogs(os.sched_getaffinity(target.pid), 2.5, 0)
+                faults.append(Fault("hog", *hogs, HOG))
                 load.wait_for(5)
             for _ in range(3):
                 faults.append(long_prefill(target, 400, dice))

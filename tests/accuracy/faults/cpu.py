@@ -1,0 +1,87 @@
+"""The CPU is taken away: by a hog, by a quota."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+
+from bench import Bench, Injector
+from truth import Fault, Injection, life
+
+HOG = "lab-hog"
+_HOG_CODE = """
+import ctypes, os, sys, time
+os.sched_setaffinity(0, {int(sys.argv[1])})
+os.setpriority(os.PRIO_PROCESS, 0, int(sys.argv[4]))
+ctypes.CDLL(None).prctl(15, sys.argv[2].encode(), 0, 0, 0)
+print("ready", flush=True)
+end = time.monotonic() + float(sys.argv[3])
+while time.monotonic() < end:
+    pass
+"""
+
+
+def run_hogs(cpus: Iterable[int], seconds: float, niceness: int) -> tuple[int, int]:
+    """One busy process on each of `cpus`, for so long; start and end."""
+    hogs = [
+        subprocess.Popen(
+            [sys.executable, "-c", _HOG_CODE, str(cpu), HOG, str(seconds), str(niceness)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for cpu in sorted(cpus)
+    ]
+    for hog in hogs:
+        assert hog.stdout is not None
+        if hog.stdout.readline() != "ready\n":
+            raise RuntimeError("a hog did not start")
+    start_ns = time.monotonic_ns()
+    for hog in hogs:
+        hog.wait()
+        assert hog.stdout is not None
+        hog.stdout.close()
+    return start_ns, time.monotonic_ns()
+
+
+def hog(bench: Bench, dice: random.Random) -> Injection:
+    """The lighter the hog's weight, the less visible it is."""
+    niceness = dice.choice((-5, 0, 0, 5))
+    cpus = os.sched_getaffinity(bench.target.pid)
+    start_ns, end_ns = run_hogs(cpus, dice.uniform(1.0, 2.5), niceness)
+    return Injection("cpu_hog", start_ns, end_ns, bench.kernel.waited, frozenset({HOG}))
+
+
+def quota(bench: Bench, dice: random.Random) -> Injection:
+    """The engine's cgroup gets a part of what it needs. The kernel counts throttled time for
+    each CPU; the gang works on all of them, so the time it lost is their mean."""
+    assert bench.cgroup is not None
+    cpus = len(os.sched_getaffinity(bench.target.pid))
+    ratio = dice.uniform(0.25, 0.7)
+    file = bench.cgroup / "cpu.cfs_quota_us"
+    start_ns = time.monotonic_ns()
+    file.write_text(str(round(100_000 * cpus * ratio)))
+    try:
+        time.sleep(dice.uniform(0.8, 2.0))
+    finally:
+        file.write_text("-1")
+    end_ns = time.monotonic_ns()
+    return Injection("quota", start_ns, end_ns, bench.kernel.throttled)
+
+
+def _no_cgroup(bench: Bench) -> str:
+    return "" if bench.cgroup is not None else "no writable cgroup v1 cpu controller"
+
+
+CPU_HOG = Injector(
+    Fault("cpu_hog", frozenset({"cpu.runqueue"}), "kernel account", life), "smollm2", hog
+)
+QUOTA = Injector(
+    Fault("quota", frozenset({"cpu.throttled"}), "kernel account", life),
+    "smollm2",
+    quota,
+    refused=_no_cgroup,
+)

@@ -1,0 +1,146 @@
+"""The reference engine as it is, with faults in its process that wait for a command.
+
+One line of JSON on stdin starts a fault; when it is over, one line on stdout says when
+it was at work. Until then nothing but a thread blocked in a read differs from
+`python -m dsagent.instrumentation.reference`; the wrapped functions add a look at a
+variable.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dsagent.engine import loop, tokenizer
+from dsagent.instrumentation import reference
+
+Interval = tuple[int, int]
+
+_PR_SET_NAME = 15
+_libc = ctypes.CDLL(None)
+_libc_with_gil = ctypes.PyDLL(None)  # its calls keep the GIL
+_sampler_lock = threading.Lock()
+_lock_waits: list[Interval] = []  # of the loop, for that lock
+
+
+class Waits:
+    """How long each call of one function is to take in addition, for how many calls."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._seconds = 0.0
+        self._done = threading.Event()
+        self.intervals: list[Interval] = []
+
+    def arm(self, *, seconds: float, calls: int, limit_s: float) -> list[Interval]:
+        """Blocks until it has happened so often, or `limit_s` are over."""
+        self._done.clear()
+        self.intervals = []
+        self._seconds, self._calls = seconds, calls
+        self._done.wait(limit_s)
+        self._calls = 0
+        return self.intervals
+
+    def strike(self) -> None:
+        if self._calls <= 0:
+            return
+        self._calls -= 1
+        start_ns = time.monotonic_ns()
+        time.sleep(self._seconds)
+        self.intervals.append((start_ns, time.monotonic_ns()))
+        if not self._calls:
+            self._done.set()
+
+
+sampler, tokenising = Waits(), Waits()
+
+
+def _wrap(function: Callable[..., Any], before: Callable[[], None]) -> Callable[..., Any]:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        before()
+        return function(*args, **kwargs)
+
+    return wrapped
+
+
+def _before_sampling() -> None:
+    if not _sampler_lock.acquire(blocking=False):
+        start_ns = time.monotonic_ns()
+        _sampler_lock.acquire()
+        _lock_waits.append((start_ns, time.monotonic_ns()))
+    _sampler_lock.release()
+    sampler.strike()
+
+
+def _in_thread(name: str, work: Callable[[], None]) -> None:
+    """By a thread that bears the name in the kernel too."""
+
+    def named() -> None:
+        _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+        work()
+
+    thread = threading.Thread(target=named, name=name)
+    thread.start()
+    thread.join()
+
+
+def hold_gil(*, seconds: float, times: int, pause_s: float) -> list[Interval]:
+    intervals: list[Interval] = []
+
+    def work() -> None:
+        for _ in range(times):
+            start_ns = time.monotonic_ns()
+            _libc_with_gil.usleep(round(seconds * 1e6))
+            intervals.append((start_ns, time.monotonic_ns()))
+            time.sleep(pause_s)
+
+    _in_thread("lab-gil", work)
+    return intervals
+
+
+def hold_lock(*, seconds: float, times: int, pause_s: float) -> list[Interval]:
+    """The sampler needs this lock once a step. Told is when it waited for it."""
+    _lock_waits.clear()
+
+    def work() -> None:
+        for _ in range(times):
+            with _sampler_lock:
+                time.sleep(seconds)
+            time.sleep(pause_s)
+
+    _in_thread("lab-lock", work)
+    return list(_lock_waits)
+
+
+FAULTS: dict[str, Callable[..., list[Interval]]] = {
+    "gil": hold_gil,
+    "lock": hold_lock,
+    "sampler": sampler.arm,
+    "tokenizer": tokenising.arm,
+}
+
+
+def obey() -> None:
+    for line in sys.stdin:
+        command = json.loads(line)
+        print(json.dumps(FAULTS[command.pop("fault")](**command)), flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    names = vars(loop)  # the loop calls it by its own module's name for it
+    names["sample"] = _wrap(names["sample"], _before_sampling)
+    encode_chat = tokenizer.TextTokenizer.encode_chat
+    tokenizer.TextTokenizer.encode_chat = _wrap(  # type: ignore[method-assign]
+        encode_chat, tokenising.strike
+    )
+    threading.Thread(target=obey, name="lab-obey", daemon=True).start()
+    return reference.main(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

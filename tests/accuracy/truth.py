@@ -1,0 +1,246 @@
+"""What was really done to each request, known without the agent.
+
+*logged*: the injector's clock says when. *kernel account*: counters of the kernel that
+the agent does not read (schedstat's run_delay, cpu.stat), sampled while the lab runs.
+*counterfactual*: what the request took beyond the pace of its likes in the
+neighbouring, unharmed times of the same run, by its client's clock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from load import Sent
+
+from dsagent.agent.account import Account
+
+How = Literal["logged", "kernel account", "counterfactual"]
+SAMPLE_S = 0.02
+
+
+class Timeline:
+    """Injected time so far, as a function of time: linear between its points."""
+
+    def __init__(self, points: Sequence[tuple[int, float]]) -> None:
+        self._at = [at for at, _ in points]
+        self._sum = [total for _, total in points]
+
+    @classmethod
+    def of(cls, intervals: Sequence[tuple[int, int]]) -> Timeline:
+        points: list[tuple[int, float]] = []
+        total = 0
+        for start, end in sorted(intervals):
+            points.append((start, total))
+            total += end - start
+            points.append((end, total))
+        return cls(points)
+
+    def _until(self, moment_ns: int) -> float:
+        i = bisect_left(self._at, moment_ns)
+        if i == 0:
+            return self._sum[0] if self._sum else 0.0
+        if i == len(self._at):
+            return self._sum[-1]
+        low, high = self._at[i - 1], self._at[i]
+        share = (moment_ns - low) / (high - low) if high > low else 1.0
+        return self._sum[i - 1] + share * (self._sum[i] - self._sum[i - 1])
+
+    def within(self, start_ns: int, end_ns: int) -> float:
+        return max(0.0, self._until(end_ns) - self._until(start_ns))
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """One deed. `timeline` None: its size is the victims' excess over their pace."""
+
+    fault: str
+    start_ns: int
+    end_ns: int
+    timeline: Timeline | None = None
+    culprits: frozenset[str] = frozenset()  # commands, threads, or trace ids: any of them
+    senders: frozenset[str] = frozenset()  # trace ids of requests that are the deed
+    victims: frozenset[str] | None = None  # trace ids; None: whoever was there
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A kind of deed: what an account should say of it, and how its size is known."""
+
+    name: str
+    causes: frozenset[str]
+    how: How
+    # What of a request's life the deed can lengthen: [start, end).
+    span: Callable[[Account, Injection], tuple[int, int]]
+    sized: bool = True  # False: only the direction is known
+    # Counterfactual: of the gaps between tokens only those so many times the usual count. A
+    # batch that has grown slows every token a little, which is a thing of its own.
+    least_gap: float = 0.0
+
+
+def life(account: Account, _: Injection) -> tuple[int, int]:
+    return account.record.received_ns, account.record.sent_ns
+
+
+def in_engine(account: Account, _: Injection) -> tuple[int, int]:
+    """From the queue to the last output: what holds up the loop cannot lengthen the rest."""
+    record = account.record
+    start_ns = record.queued_ns if record.queued_ns is not None else record.received_ns
+    return start_ns, record.finished_ns if record.finished_ns is not None else record.sent_ns
+
+
+def decoding(account: Account, injection: Injection) -> tuple[int, int]:
+    """From the first token on; nothing where that came after the deed began."""
+    record = account.record
+    first_ns = record.first_token_ns
+    if first_ns is None or first_ns > injection.start_ns:
+        return record.sent_ns, record.sent_ns
+    return first_ns, record.sent_ns
+
+
+def until_first_token(account: Account, _: Injection) -> tuple[int, int]:
+    record = account.record
+    return record.received_ns, record.first_token_ns or record.sent_ns
+
+
+def after_output(account: Account, _: Injection) -> tuple[int, int]:
+    """Between the last output and the last byte's sending."""
+    record = account.record
+    return record.finished_ns or record.sent_ns, record.sent_ns
+
+
+def before_queue(account: Account, _: Injection) -> tuple[int, int]:
+    record = account.record
+    start_ns = record.received_ns
+    return start_ns, start_ns if record.queued_ns is None else record.queued_ns
+
+
+class Pace:
+    """What requests took where nothing was done, by how many clients were at work."""
+
+    def __init__(self, sent: Sequence[Sent], injections: Sequence[Injection]) -> None:
+        self._gaps: dict[int, list[int]] = {}
+        self._firsts: dict[int, list[int]] = {}
+        for one in sent:
+            if one.error or one.end_ns is None or one.first_ns is None:
+                continue
+            if any(i.start_ns < one.end_ns and i.end_ns > one.sent_ns for i in injections):
+                continue
+            gaps = [b - a for a, b in pairwise(one.chunk_ns)]
+            self._gaps.setdefault(one.clients, []).extend(gaps[:-2])  # the last two: no token
+            self._firsts.setdefault(one.clients, []).append(one.first_ns - one.sent_ns)
+
+    def gap_ns(self, clients: int) -> float | None:
+        found = self._gaps.get(clients)
+        return sum(found) / len(found) if found else None
+
+    def first_ns(self, clients: int) -> float | None:
+        found = self._firsts.get(clients)
+        return median(found) if found else None
+
+    def excess_ns(
+        self, sent: Sent, start_ns: int, end_ns: int, least_gap: float = 0.0
+    ) -> float | None:
+        """What its tokens within [start, end) took beyond the usual. None: no likes."""
+        gap_ns, first_ns = self.gap_ns(sent.clients), self.first_ns(sent.clients)
+        if gap_ns is None or first_ns is None or not sent.chunk_ns:
+            return None
+        total = 0.0
+        marks = [sent.sent_ns, *sent.chunk_ns]
+        for i, (begin, end) in enumerate(pairwise(marks)):
+            if end > start_ns and begin < end_ns and end > begin:
+                usual_ns = first_ns if i == 0 else gap_ns
+                if end - begin >= least_gap * usual_ns:
+                    total += end - begin - usual_ns
+        return total
+
+
+class KernelAccounts:
+    """Samples what the kernel counts of the loop's threads and their cgroup; a thread of its own.
+
+    Delay on the run queue: in each sample the most that one of the loop's threads waited, since
+    they work as a gang and the slowest holds up all."""
+
+    def __init__(self, pid: int, cgroup: Path | None) -> None:
+        self._pid = pid
+        self._stat = None if cgroup is None else cgroup / "cpu.stat"
+        self._waited: list[tuple[int, float]] = []
+        self._throttled: list[tuple[int, float]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> KernelAccounts:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @property
+    def waited(self) -> Timeline:
+        return Timeline(list(self._waited))
+
+    @property
+    def throttled(self) -> Timeline:
+        return Timeline(list(self._throttled))
+
+    def _run(self) -> None:
+        files = self._loop_threads()
+        last: dict[Path, int] = {}
+        waited = throttled = 0.0
+        last_throttled = self._throttled_ns()
+        while not self._stop.wait(SAMPLE_S):
+            now_ns = time.monotonic_ns()
+            most = 0
+            for path in files:
+                try:
+                    run_delay_ns = int(path.read_text().split()[1])
+                except OSError:
+                    continue
+                most = max(most, run_delay_ns - last.get(path, run_delay_ns))
+                last[path] = run_delay_ns
+            waited += most
+            self._waited.append((now_ns, waited))
+            throttled_ns = self._throttled_ns()
+            throttled += throttled_ns - last_throttled
+            last_throttled = throttled_ns
+            self._throttled.append((now_ns, throttled))
+
+    def _loop_threads(self) -> list[Path]:
+        tasks = Path(f"/proc/{self._pid}/task").iterdir()
+        return [t / "schedstat" for t in tasks if (t / "comm").read_text() == "engine-loop\n"]
+
+    def _throttled_ns(self) -> int:
+        if self._stat is None:
+            return 0
+        lines = self._stat.read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("throttled_time"))
+
+
+@dataclass(slots=True)
+class Evidence:
+    """All that one run leaves to judge by."""
+
+    faults: dict[str, Fault]
+    injections: list[Injection]
+    accounts: dict[str, Account]
+    sent: list[Sent] = field(default_factory=list)
+    waited: Timeline = field(default_factory=lambda: Timeline([]))
+
+    def unharmed(self) -> Iterator[Account]:
+        """Whole requests that no deed came near."""
+        for account in self.accounts.values():
+            record = account.record
+            if not account.partial and not any(
+                i.start_ns < record.sent_ns and i.end_ns > record.received_ns
+                for i in self.injections
+            ):
+                yield account
