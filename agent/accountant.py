@@ -17,16 +17,10 @@ from dsagent.agent.account import Account
 from dsagent.agent.attribute import RequestView, attribute
 from dsagent.agent.fact_store import FactStore
 from dsagent.agent.facts import Facts, Readings
-from dsagent.agent.join import (
-    Joiner,
-    Piece,
-    Watched,
-    cut,
-    gang_shares,
-    priced,
-)
+from dsagent.agent.join import Joiner, Watched, gang_shares
 from dsagent.agent.model import CleanStepModel, shape
 from dsagent.agent.norms import Norms
+from dsagent.agent.pieces import Piece, cut
 from dsagent.instrumentation.records import RequestOpen, RequestRecord, Step
 
 PATIENCE_NS = 1_000_000_000
@@ -203,7 +197,7 @@ class Accountant:
         for piece in ready:
             joined = joiner.join(piece)
             self._learn(engine, joined)
-            engine.pieces.append(priced(joined, engine.model.price(piece.step.shares)))
+            engine.pieces.append(joiner.priced(joined, engine.model.price(piece.step.shares)))
             engine.ends.append(joined.end_ns)
             self._shares_held += 1 + len(joined.shares)
 

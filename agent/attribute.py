@@ -18,20 +18,12 @@ from dataclasses import dataclass
 
 from dsagent.agent.account import Account, How, Part
 from dsagent.agent.fact_store import FactStore
-from dsagent.agent.join import (
-    Delay,
-    Joiner,
-    Piece,
-    Section,
-    Watched,
-    no_more_than,
-    split,
-)
+from dsagent.agent.join import Joiner, Watched, no_more_than
 from dsagent.agent.model import CleanStepModel, shape
+from dsagent.agent.pieces import Delay, Piece, Section, split
 from dsagent.agent.sheet import UNATTRIBUTED, Charge, Stretch, sum_up
 from dsagent.instrumentation.records import Admission, Phase, RequestRecord, Share, Step
 
-LEAST_BAND_RATIO = 0.02  # a fit on few steps knows its own noise too well
 STALL_NS = 2_000_000_000
 STALL_STEPS = 10
 
@@ -292,7 +284,7 @@ def _forward(rest_ns: int, piece: Piece, share: Share, model: CleanStepModel) ->
             by_decodes if other_decodes else 0,
             by_prefill if other_prefill else 0,
         ]
-        limit_ns = round(sum(weights) * (1 + max(price.band_ratio, LEAST_BAND_RATIO)))
+        limit_ns = round(sum(weights) * (1 + price.band_ratio))
     how: How = "modelled" if price.fitted and price.whole_ns is not None else "assumed"
     spent_ns = min(rest_ns, limit_ns)
     own_ns, decodes_ns, prefills_ns = split(spent_ns, weights)

@@ -1,26 +1,22 @@
 """Ties kernel facts to the engine's time line. Pure: no I/O, no clock.
 
-The engine's time is cut at the output times of its steps: the *piece*
-(output k−1, output k] belongs to step k, whatever overlaps it. A piece has
-sections: the gap before the step began, host work, the forward pass, host
-work after it. In each section the kernel's intervals are laid on the time
-line by one fixed precedence, each nanosecond once.
+In each section of a piece (pieces.py) the kernel's intervals are laid on the
+time line by one fixed precedence, each nanosecond once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
+from dsagent.agent.capacity import blame_by_capacity, occupied
 from dsagent.agent.fact_store import FactIndex
 from dsagent.agent.facts import Facts, Kind
 from dsagent.agent.model import Price
-from dsagent.instrumentation.records import Share, Step
-
-SectionKind = Literal["gap", "host", "forward"]
+from dsagent.agent.pieces import Blame, Delay, Piece, Section, split
+from dsagent.instrumentation.records import Step
 
 # Which kernel fact speaks for which cause; the order is the precedence.
 PRECEDENCE: tuple[tuple[Kind, str], ...] = (
@@ -51,52 +47,11 @@ SUMMED_CAUSES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Blame:
-    """Who took the time: a process (tid 0) or one of its threads; pid 0 is the kernel."""
-
-    pid: int
-    tid: int
-    ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Delay:
-    """Wall time taken from one section by one cause."""
-
-    cause: str
-    ns: int
-    facts: int  # kernel facts it rests on
-    blames: tuple[Blame, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    kind: SectionKind
-    start_ns: int
-    end_ns: int
-    delays: tuple[Delay, ...] = ()
-
-    @property
-    def ns(self) -> int:
-        return self.end_ns - self.start_ns
-
-    @property
-    def delayed_ns(self) -> int:
-        return sum(delay.ns for delay in self.delays)
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """(output k−1, output k] of step k."""
-
-    step: Step
-    start_ns: int
-    end_ns: int
-    sections: tuple[Section, ...]
-    follows: bool  # nothing lies unseen between this step and the one read before
-    shares: Mapping[int, Share]  # by request_key
-    price: Price | None = None  # None until joined
+# A busy sibling, or a shared cache and memory bus, may cost a core up to about half of its speed:
+# more of the excess than that such evidence cannot explain. And less than a fifth of one CPU busy
+# beside it is no evidence at all.
+SLOWED_MOST_RATIO = 0.5
+SLOWED_LEAST_RATIO = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,30 +64,6 @@ class Watched:
     pid: int
     loop_tid: int
     gang: frozenset[int]
-
-
-def cut(step: Step, previous_output_ns: int | None, *, follows: bool = True) -> Piece:
-    """The piece of `step`, its sections still without delays. With overlapping steps (async
-    scheduling) what lies before the previous output belongs to the step before. Without a
-    previous output it begins with the step; `follows` says whether steps are missing there."""
-    start_ns = step.start_ns if previous_output_ns is None else previous_output_ns
-    start_ns = min(start_ns, step.end_ns)
-    sections: list[Section] = []
-    bounds: tuple[tuple[SectionKind, int, int], ...] = (
-        ("gap", start_ns, step.start_ns),
-        ("host", step.start_ns, step.forward_start_ns),
-        ("forward", step.forward_start_ns, step.forward_end_ns),
-        ("host", step.forward_end_ns, step.end_ns),
-    )
-    reached_ns = start_ns
-    for kind, from_ns, to_ns in bounds:
-        high_ns = min(max(to_ns, reached_ns), step.end_ns)
-        low_ns = min(max(from_ns, reached_ns), high_ns)
-        if high_ns > low_ns:
-            sections.append(Section(kind, low_ns, high_ns))
-        reached_ns = high_ns
-    shares = {share.request_key: share for share in step.shares}
-    return Piece(step, start_ns, step.end_ns, tuple(sections), follows, shares)
 
 
 Interval = tuple[int, int, int, int, int]  # rank in PRECEDENCE, start, end, culprit pid, its tid
@@ -202,6 +133,37 @@ class Joiner:
             return piece
         return replace(piece, sections=tuple(self._lay(s, near, step_id) for s in piece.sections))
 
+    def priced(self, piece: Piece, price: Price) -> Piece:
+        """`piece` with its price. In forward no more is charged than it took beyond that: a thread
+        that waited while the others had its work done delayed nobody. Stops are certain and stay
+        whole. What is still too long, while others were busy on the target's CPUs and took them
+        from nobody, is slowness by their doing, as far as that can explain it."""
+        sections = piece.sections
+        if price.whole_ns is not None:
+            sections = tuple(
+                self._slowed(_bounded(section, section.delays, section.ns - price.whole_ns), price)
+                if section.kind == "forward"
+                else section
+                for section in sections
+            )
+        return replace(piece, sections=sections, price=price)
+
+    def _slowed(self, section: Section, price: Price) -> Section:
+        excess_ns = section.ns - section.delayed_ns - price.most_ns
+        foreign = self._foreign.overlapping(section.start_ns, section.end_ns)
+        if excess_ns <= 0 or not len(foreign):
+            return section
+        busy = occupied(foreign, section.start_ns, section.end_ns)
+        queued_ns = sum(d.ns for d in section.delays if d.cause == "cpu.runqueue")
+        beside_ns = sum(busy.values()) - queued_ns
+        if beside_ns < SLOWED_LEAST_RATIO * section.ns:
+            return section
+        ns = min(excess_ns, round(beside_ns * SLOWED_MOST_RATIO))
+        sizes = split(ns, list(busy.values()))
+        blames = tuple(Blame(pid, 0, size) for pid, size in zip(busy, sizes, strict=True) if size)
+        slowed = Delay("cpu.slowed", ns, len(foreign), blames)
+        return replace(section, delays=(*section.delays, slowed))
+
     def section(self, section: Section) -> Section:
         """`section` with its delays. Summed facts have no place in one that was cut."""
         return self._lay(section, self._near(section.start_ns, section.end_ns), None)
@@ -267,45 +229,6 @@ def _summed(facts: Facts) -> dict[int, list[Delay]]:
     return delays
 
 
-def blame_by_capacity(
-    foreign: Facts, start_ns: int, end_ns: int, ns: int, own_pid: int
-) -> tuple[Blame, ...]:
-    """Who took the CPU for `ns` of [start_ns, end_ns): the tasks outside the target that occupied
-    the CPUs it may use, in proportion. Who came next on that CPU says little: it is often the
-    target's own other thread. What they did not occupy, the target's own threads did.
-
-    `foreign`: facts of kind FOREIGN."""
-    by_pid: dict[int, float] = {}
-    for pid, begin, finish, ran in foreign[["culprit_pid", "start_ns", "end_ns", "ns"]].tolist():
-        overlap = min(finish, end_ns) - max(begin, start_ns)
-        if overlap > 0:
-            by_pid[pid] = by_pid.get(pid, 0.0) + ran * overlap / (finish - begin)
-    occupied = sum(by_pid.values())
-    if ns > occupied:
-        by_pid[own_pid] = by_pid.get(own_pid, 0.0) + ns - occupied
-    pids = list(by_pid)
-    return tuple(
-        Blame(pid, 0, share)
-        for pid, share in zip(pids, split(ns, [by_pid[pid] for pid in pids]), strict=True)
-        if share
-    )
-
-
-def priced(piece: Piece, price: Price) -> Piece:
-    """`piece` with its price, and with no more charged in forward than it took beyond that: a
-    thread that waited while the others had its work done delayed nobody. Stops are certain and
-    stay whole."""
-    sections = piece.sections
-    if price.whole_ns is not None:
-        sections = tuple(
-            _bounded(section, section.delays, section.ns - price.whole_ns)
-            if section.kind == "forward"
-            else section
-            for section in sections
-        )
-    return replace(piece, sections=sections, price=price)
-
-
 def no_more_than(part: Section, whole: Section) -> Section:
     """A part cut out of `whole`, charged for each cause with no more than the whole is."""
     most = {delay.cause: delay.ns for delay in whole.delays}
@@ -347,23 +270,6 @@ def _merge(delays: Sequence[Delay]) -> list[Delay]:
 def _scaled(blames: tuple[Blame, ...], ns: int) -> tuple[Blame, ...]:
     sizes = split(min(ns, sum(b.ns for b in blames)), [b.ns for b in blames])
     return tuple(Blame(b.pid, b.tid, size) for b, size in zip(blames, sizes, strict=True) if size)
-
-
-def split(total: int, weights: Sequence[float]) -> list[int]:
-    """`total` in whole parts proportional to `weights`, by largest remainder; they add up to
-    `total`, unless no weight is positive (then all are 0)."""
-    whole = float(sum(weight for weight in weights if weight > 0))
-    if whole <= 0 or total <= 0:
-        return [0] * len(weights)
-    exact = [total * max(weight, 0.0) / whole for weight in weights]
-    parts = [int(share) for share in exact]
-    rest = total - sum(parts)
-    order = sorted(range(len(parts)), key=lambda i: exact[i] - parts[i], reverse=True)
-    for i in order[:rest] if rest >= 0 else ():
-        parts[i] += 1
-    # Beyond 2**53 the float shares may miss the total by a little: the largest takes it.
-    parts[max(range(len(parts)), key=parts.__getitem__)] += total - sum(parts)
-    return parts
 
 
 def gang_shares(facts: Facts, steps: Mapping[int, Step]) -> dict[int, dict[int, float]]:

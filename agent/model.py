@@ -26,6 +26,7 @@ KEPT_PER_SEGMENT = 128
 REFIT_EVERY = 50  # clean steps, and later an eighth of those seen: fits get rarer as they settle
 QUANTILE = 0.25
 BAND_QUANTILE = 0.95
+LEAST_BAND_RATIO = 0.02  # a fit on few steps knows its own noise too well
 
 Vector = npt.NDArray[np.float64]
 
@@ -64,6 +65,11 @@ class Price:
     prefill_tokens: int
     band_ratio: float
     fitted: bool  # on enough clean steps
+
+    @property
+    def most_ns(self) -> int:
+        """What a clean step of this shape takes at most: the prediction and its residual band."""
+        return round((self.whole_ns or 0) * (1 + self.band_ratio))
 
 
 def _segment(tokens: int) -> int:
@@ -166,7 +172,7 @@ class CleanStepModel:
             self.predict_ns(prefills) or 0,
             decodes.tokens,
             prefills.tokens,
-            self._band_ratio,
+            max(self._band_ratio, LEAST_BAND_RATIO),
             self.clean_steps >= ENOUGH_STEPS,
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dsagent.agent.account import Culprit, DelayedBy, Evidence, How, Part
-from dsagent.agent.join import Blame
+from dsagent.agent.pieces import Blame
 
 UNATTRIBUTED = "unattributed"
 # Other requests are to blame for all of these: their lists add up to the part.

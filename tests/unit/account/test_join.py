@@ -7,18 +7,12 @@ from account_facts import fact, facts, share, step
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsagent.agent.capacity import blame_by_capacity
 from dsagent.agent.fact_store import FactIndex
 from dsagent.agent.facts import Facts, Kind
-from dsagent.agent.join import (
-    Joiner,
-    Piece,
-    Watched,
-    blame_by_capacity,
-    cut,
-    priced,
-    split,
-)
+from dsagent.agent.join import Joiner, Watched
 from dsagent.agent.model import Price
+from dsagent.agent.pieces import Piece, cut, split
 
 
 def join_piece(piece: Piece, found: Facts, watched: Watched) -> Piece:
@@ -106,7 +100,7 @@ def test_forward_is_charged_no_more_than_its_excess_but_stops_whole() -> None:
         facts(fact(Kind.RUNQUEUE, 0, 60, tid=12), fact(Kind.STOPPED, 60, 90, tid=11)),
         WATCHED,
     )
-    bounded = priced(piece, Price(50, 50, 0, 1, 0, 0.0, True))
+    bounded = Joiner(facts(), WATCHED).priced(piece, Price(50, 50, 0, 1, 0, 0.0, True))
     assert {d.cause: d.ns for d in bounded.sections[0].delays} == {
         "process.stopped": 30,
         "cpu.runqueue": 20,
@@ -166,3 +160,34 @@ def test_facts_and_steps_of_the_helpers_are_well_formed() -> None:
     assert share(1).request_key == 1
     with pytest.raises(ValueError, match="end"):
         fact(Kind.RUNQUEUE, 10, 5, tid=1)
+
+
+def test_a_busy_sibling_slows_but_only_as_far_as_it_can() -> None:
+    price = Price(50, 50, 0, 1, 0, 0.1, True)
+    piece = cut(step(1, start=0, end=100, forward=100), 0)
+    beside = fact(Kind.FOREIGN, 0, 100, tid=0, culprit_pid=500, ns=60, exact=0)
+    joiner = Joiner(facts(beside), WATCHED)
+    (delay,) = joiner.priced(joiner.join(piece), price).sections[0].delays
+    # 45 beyond prediction and band; 60 busy beside it can explain half of that.
+    assert (delay.cause, delay.ns) == ("cpu.slowed", 30)
+    assert [(b.pid, b.ns) for b in delay.blames] == [(500, 30)]
+
+
+def test_what_took_the_cpu_did_not_also_run_beside_it() -> None:
+    price = Price(50, 50, 0, 1, 0, 0.1, True)
+    piece = cut(step(1, start=0, end=100, forward=100), 0)
+    found = facts(
+        fact(Kind.RUNQUEUE, 0, 30, tid=11),
+        fact(Kind.FOREIGN, 0, 100, tid=0, culprit_pid=500, ns=32, exact=0),
+    )
+    joiner = Joiner(found, WATCHED)
+    delays = joiner.priced(joiner.join(piece), price).sections[0].delays
+    assert [(d.cause, d.ns) for d in delays] == [("cpu.runqueue", 30)]
+
+
+def test_a_step_of_the_usual_length_was_not_slowed_by_anybody() -> None:
+    price = Price(95, 95, 0, 1, 0, 0.1, True)
+    piece = cut(step(1, start=0, end=100, forward=100), 0)
+    busy = facts(fact(Kind.FOREIGN, 0, 100, tid=0, culprit_pid=500, ns=100, exact=0))
+    joiner = Joiner(busy, WATCHED)
+    assert not joiner.priced(joiner.join(piece), price).sections[0].delays

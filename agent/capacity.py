@@ -1,0 +1,37 @@
+"""Who occupied the CPUs that the target may use. Pure."""
+
+from __future__ import annotations
+
+from dsagent.agent.facts import Facts
+from dsagent.agent.pieces import Blame, split
+
+
+def occupied(foreign: Facts, start_ns: int, end_ns: int) -> dict[int, float]:
+    """pid → nanoseconds it ran on the target's CPUs within [start_ns, end_ns), all CPUs together.
+    `foreign`: facts of kind FOREIGN; a sum's part is by its overlap."""
+    by_pid: dict[int, float] = {}
+    for pid, begin, finish, ran in foreign[["culprit_pid", "start_ns", "end_ns", "ns"]].tolist():
+        overlap = min(finish, end_ns) - max(begin, start_ns)
+        if overlap > 0:
+            by_pid[pid] = by_pid.get(pid, 0.0) + ran * overlap / (finish - begin)
+    return by_pid
+
+
+def blame_by_capacity(
+    foreign: Facts, start_ns: int, end_ns: int, ns: int, own_pid: int
+) -> tuple[Blame, ...]:
+    """Who took the CPU for `ns` of [start_ns, end_ns): the tasks outside the target that occupied
+    the CPUs it may use, in proportion. Who came next on that CPU says little: it is often the
+    target's own other thread. What they did not occupy, the target's own threads did.
+
+    `foreign`: facts of kind FOREIGN."""
+    by_pid = occupied(foreign, start_ns, end_ns)
+    occupied_ns = sum(by_pid.values())
+    if ns > occupied_ns:
+        by_pid[own_pid] = by_pid.get(own_pid, 0.0) + ns - occupied_ns
+    pids = list(by_pid)
+    return tuple(
+        Blame(pid, 0, share)
+        for pid, share in zip(pids, split(ns, [by_pid[pid] for pid in pids]), strict=True)
+        if share
+    )

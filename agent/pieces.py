@@ -1,0 +1,106 @@
+"""The engine's time line, cut at the output times of its steps. Pure.
+
+The *piece* (output k−1, output k] belongs to step k, whatever overlaps it. It
+has sections: the gap before the step began, host work, the forward pass, host
+work after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dsagent.agent.model import Price
+from dsagent.instrumentation.records import Share, Step
+
+SectionKind = Literal["gap", "host", "forward"]
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Who took the time: a process (tid 0) or one of its threads; pid 0 is the kernel."""
+
+    pid: int
+    tid: int
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Wall time taken from one section by one cause."""
+
+    cause: str
+    ns: int
+    facts: int  # kernel facts it rests on
+    blames: tuple[Blame, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    kind: SectionKind
+    start_ns: int
+    end_ns: int
+    delays: tuple[Delay, ...] = ()
+
+    @property
+    def ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+    @property
+    def delayed_ns(self) -> int:
+        return sum(delay.ns for delay in self.delays)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """(output k−1, output k] of step k."""
+
+    step: Step
+    start_ns: int
+    end_ns: int
+    sections: tuple[Section, ...]
+    follows: bool  # nothing lies unseen between this step and the one read before
+    shares: Mapping[int, Share]  # by request_key
+    price: Price | None = None  # None until joined
+
+
+def cut(step: Step, previous_output_ns: int | None, *, follows: bool = True) -> Piece:
+    """The piece of `step`, its sections still without delays. With overlapping steps (async
+    scheduling) what lies before the previous output belongs to the step before. Without a
+    previous output it begins with the step; `follows` says whether steps are missing there."""
+    start_ns = step.start_ns if previous_output_ns is None else previous_output_ns
+    start_ns = min(start_ns, step.end_ns)
+    sections: list[Section] = []
+    bounds: tuple[tuple[SectionKind, int, int], ...] = (
+        ("gap", start_ns, step.start_ns),
+        ("host", step.start_ns, step.forward_start_ns),
+        ("forward", step.forward_start_ns, step.forward_end_ns),
+        ("host", step.forward_end_ns, step.end_ns),
+    )
+    reached_ns = start_ns
+    for kind, from_ns, to_ns in bounds:
+        high_ns = min(max(to_ns, reached_ns), step.end_ns)
+        low_ns = min(max(from_ns, reached_ns), high_ns)
+        if high_ns > low_ns:
+            sections.append(Section(kind, low_ns, high_ns))
+        reached_ns = high_ns
+    shares = {share.request_key: share for share in step.shares}
+    return Piece(step, start_ns, step.end_ns, tuple(sections), follows, shares)
+
+
+def split(total: int, weights: Sequence[float]) -> list[int]:
+    """`total` in whole parts proportional to `weights`, by largest remainder; they add up to
+    `total`, unless no weight is positive (then all are 0)."""
+    whole = float(sum(weight for weight in weights if weight > 0))
+    if whole <= 0 or total <= 0:
+        return [0] * len(weights)
+    exact = [total * max(weight, 0.0) / whole for weight in weights]
+    parts = [int(share) for share in exact]
+    rest = total - sum(parts)
+    order = sorted(range(len(parts)), key=lambda i: exact[i] - parts[i], reverse=True)
+    for i in order[:rest] if rest >= 0 else ():
+        parts[i] += 1
+    # Beyond 2**53 the float shares may miss the total by a little: the largest takes it.
+    parts[max(range(len(parts)), key=parts.__getitem__)] += total - sum(parts)
+    return parts
