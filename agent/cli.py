@@ -1,127 +1,36 @@
-"""The command line: finds the command, loads only it, and turns errors into one line."""
+"""The command `dsagent`: signals and standard streams first, then everything else.
+
+Imports next to nothing at the top: what is set up here must be in place before the first
+import that takes its time, and be left by none of the windows in which a person hits Ctrl-C.
+"""
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
-import traceback
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
 
 if sys.version_info < (3, 11):  # the plug-in beside an engine runs on 3.10; its agent does not
     sys.exit("dsagent: the commands need Python 3.11 or later; this is " + sys.version.split()[0])
-try:
-    import typer
-except ModuleNotFoundError:
-    sys.exit("dsagent: the commands need more packages: pip install 'dsagent[agent]'")
-
-from dsagent.agent import settings
-from dsagent.agent.errors import FINDINGS, USAGE, DsagentError
-from dsagent.agent.procfs import escape
-
-INTERRUPTED = 128 + signal.SIGINT
-COMMANDS = ("serve", "attach", "explain", "why", "doctor", "demo")
-
-EPILOG = (
-    "Every option is also a variable (DSAGENT_MAX_OVERHEAD for --max-overhead) and a key of a "
-    "TOML file (max_overhead), which --config FILE or DSAGENT_CONFIG names; without either, "
-    "/etc/dsagent/dsagent.toml is read where there is one."
-)
 
 
-def _function(command: str) -> Callable[..., Any]:
-    module = importlib.import_module(f"dsagent.agent.commands.{command}")
-    function: Callable[..., Any] = getattr(module, command)
-    return function
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        print(f"dsagent {version('dsagent')}")
-        raise typer.Exit()
-
-
-def _root(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
-    ] = False,
-) -> None:
-    """For any LLM request: where each millisecond went, and who is to blame."""
-
-
-def build(argv: Sequence[str]) -> tuple[typer.Typer, list[str]]:
-    """The app with the one command that the arguments name (all of them where they name none),
-    and the arguments left for it."""
-    arguments, config = settings.take_config_flag(argv)
-    config = config or os.environ.get("DSAGENT_CONFIG") or None
-    values = {}
-    if config is not None or settings.DEFAULT_FILE.is_file():
-        known = {name: settings.option_names(_function(name)) for name in COMMANDS}
-        values = dict(settings.load(config, frozenset().union(*known.values())))
-    app = typer.Typer(
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        no_args_is_help=True,
-        epilog=EPILOG,
-    )
-    app.callback()(_root)
-    named = next((each for each in arguments if not each.startswith("-")), None)
-    for command in (named,) if named in COMMANDS else COMMANDS:
-        assert command is not None
-        function = _function(command)
-        names = settings.option_names(function)
-        app.command(
-            command,
-            context_settings={
-                "auto_envvar_prefix": settings.ENV_PREFIX,
-                "default_map": {k: v for k, v in values.items() if k in names},
-            },
-        )(function)
-    return app, settings.complete_prometheus_flag(arguments)
-
-
-def run(argv: Sequence[str]) -> int:
-    """Runs one command line and returns its exit code; what went wrong is one line on stderr."""
-    try:
-        app, arguments = build(argv)
-        result = app(arguments or ["--help"], standalone_mode=False, prog_name="dsagent")
-    except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
-    except BrokenPipeError:
-        # The reader (a pager, head) has gone; Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception as error:  # noqa: BLE001 - the outermost frame: a person gets a line
-        return _complain(*_message(error))
-    return result if isinstance(result, int) else 0
-
-
-def _message(error: Exception) -> tuple[str, int]:
-    """What to say of an error, and the exit code."""
-    match error:
-        case DsagentError():
-            return str(error), error.exit_code
-        case typer.TyperException():
-            return error.format_message(), USAGE
-        case ModuleNotFoundError() if not (error.name or "dsagent").startswith("dsagent"):
-            return f"this needs the package {error.name}: pip install 'dsagent[agent]'", FINDINGS
-    if os.environ.get("DSAGENT_DEBUG") == "1":
-        traceback.print_exception(error)
-    text = f"internal error: {type(error).__name__}: {error} (DSAGENT_DEBUG=1 shows where)"
-    return text, FINDINGS
-
-
-def _complain(message: str, exit_code: int) -> int:
-    line = escape(" ".join(message.split()), limit=2000)
-    print(f"dsagent: {line}", file=sys.stderr)
-    return exit_code
+def leave_at_once(signum: int, _frame: object) -> None:
+    """Ends the process with 128 plus the signal's number, as a shell would say it. Without
+    unwinding: nothing here needs it (the kernel takes back BPF programs, sockets and children),
+    and an exception out of a signal handler may be swallowed or shown as a traceback."""
+    os._exit(128 + signum)
 
 
 def main() -> None:
-    sys.exit(run(sys.argv[1:]))
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, leave_at_once)
+    from dsagent.agent import streams
+
+    streams.reopen_missing()
+    try:
+        from dsagent.agent import app
+    except ModuleNotFoundError as error:
+        if (error.name or "dsagent").startswith("dsagent"):
+            raise
+        sys.exit("dsagent: the commands need more packages: pip install 'dsagent[agent]'")
+    sys.exit(app.run(sys.argv[1:]))

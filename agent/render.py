@@ -5,10 +5,12 @@ Everything shown that came from a request or another process is escaped first.
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -19,18 +21,40 @@ from dsagent.agent.wording import CAUSE_TEXT, because, blame, how_text, ms, perc
 
 Document = Mapping[str, Any]
 
+MIN_COLUMNS = 20
+MAX_COLUMNS = 1000
+_UNUSED_HEIGHT = 24  # given, so that rich does not look for one: it trips over some LINES
+
 _BAR = 14
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _STATE_STYLE = {"ok": "green", "unavailable": "yellow", "lagging": "yellow", "failed": "bold red"}
 _SMALL_RATIO = 0.005  # parts below half a percent share one line
 
 
-def console(file: IO[str] | None = None) -> Console:
-    """Where text goes: as wide as the terminal; without one COLUMNS, else 80."""
-    stream = file or sys.stdout
+def page_of(text: RenderableType) -> str:
+    """As it is to be printed on stdout: as wide as the terminal, where there is none as COLUMNS
+    says, else 80 columns; with colours where there is a terminal."""
+    page = io.StringIO()
+    console = Console(
+        file=page,
+        width=_columns(),
+        height=_UNUSED_HEIGHT,
+        force_terminal=sys.stdout.isatty(),
+        highlight=False,
+        emoji=False,
+        markup=False,
+    )
+    console.print(text)
+    return page.getvalue()
+
+
+def _columns() -> int:
+    """A width that is no width (0 of a pseudo-terminal nobody has sized) is none at all."""
     columns = os.environ.get("COLUMNS", "")
-    width = None if stream.isatty() else int(columns) if columns.isdigit() else 80
-    return Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
+    wide = int(columns) if re.fullmatch("[0-9]{1,9}", columns) else 0
+    if sys.stdout.isatty():
+        wide = os.get_terminal_size(sys.stdout.fileno()).columns
+    return min(wide, MAX_COLUMNS) if wide >= MIN_COLUMNS else 80
 
 
 def bar(ratio: float, width: int = _BAR) -> str:
@@ -266,9 +290,10 @@ def _sinks(statuses: Sequence[Document]) -> Table:
     table.add_column("sink", no_wrap=True)
     for figure in ("sent", "acknowledged", "failed", "dropped"):
         table.add_column(figure, justify="right")
+    table.add_column("reason", overflow="fold")
     for status in statuses:
         figures = [str(status[key]) for key in ("sent", "acknowledged", "failed", "dropped")]
-        table.add_row(status["name"], *figures)
+        table.add_row(status["name"], *figures, escape(status["reason"]))
     return table
 
 

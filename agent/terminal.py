@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from dsagent.agent import streams
+from dsagent.agent.cli import leave_at_once
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -20,55 +23,35 @@ Document = Mapping[str, Any]
 
 def put_json(document: Document) -> None:
     """The result on stdout, as one JSON document."""
-    json.dump(document, sys.stdout, indent=2)
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    streams.put(json.dumps(document, indent=2) + "\n")
 
 
 def put_text(text: RenderableType) -> None:
     """The result on stdout, for people; without the blanks that pad tables where it is piped."""
-    from dsagent.agent.render import console
+    from dsagent.agent.render import page_of
 
-    out = console()
-    if sys.stdout.isatty():
-        out.print(text)
-    else:
-        with out.capture() as capture:
-            out.print(text)
-        for line in capture.get().splitlines():
-            print(line.rstrip())
-    sys.stdout.flush()
+    page = page_of(text)
+    if not sys.stdout.isatty():
+        page = "".join(f"{line.rstrip()}\n" for line in page.splitlines())
+    streams.put(page)
 
 
 @contextmanager
 def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM call `stop`; a second Ctrl-C interrupts whatever still runs."""
+    """The first Ctrl-C and the first SIGTERM call `stop`; the second one of a kind, and any
+    outside this block, ends the process at once."""
 
     def on_signal(signum: int, _frame: object) -> None:
-        signal.signal(signum, signal.default_int_handler)
+        signal.signal(signum, leave_at_once)
         stop()
 
-    before = {each: signal.signal(each, on_signal) for each in (signal.SIGINT, signal.SIGTERM)}
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, on_signal)
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-
-class Stopper:
-    """What a signal does: interrupts at first, and ends in order once there is something to end."""
-
-    def __init__(self) -> None:
-        self._stop: Callable[[], None] | None = None
-
-    def then(self, stop: Callable[[], None]) -> None:
-        self._stop = stop
-
-    def __call__(self) -> None:
-        if self._stop is None:
-            raise KeyboardInterrupt
-        self._stop()
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, leave_at_once)
 
 
 class Progress:
@@ -92,7 +75,7 @@ class Progress:
     def say(self, line: str) -> None:
         """A line that stays."""
         self._clear()
-        print(line, file=sys.stderr, flush=True)
+        streams.tell(f"{line}\n")
 
     def show(self, live: Live, more: str = "") -> None:
         if not self._alive:
@@ -104,12 +87,10 @@ class Progress:
         )
         for each in (more, ", ".join(troubled)):
             line += f"  {each}" if each else ""
-        sys.stderr.write(f"\r\x1b[K{line[:78]}")
-        sys.stderr.flush()
+        streams.tell(f"\r\x1b[K{line[:78]}")
         self._shown = True
 
     def _clear(self) -> None:
         if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            streams.tell("\r\x1b[K")
             self._shown = False

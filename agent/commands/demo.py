@@ -41,8 +41,7 @@ def demo(
     from dsagent.agent.target import resolve
 
     progress = terminal.Progress()
-    stopper = terminal.Stopper()
-    with terminal.stopping_on_signals(stopper), progress:
+    with progress:
         progress.say(f"starting the bundled engine with {model} on a free port")
         arguments = ["--model", model, "--host", "127.0.0.1", "--port", "0"]
         with Child("dsagent.instrumentation.reference", arguments) as engine:
@@ -68,9 +67,9 @@ def demo(
                 on_attached=send_load,
                 on_live=progress.show,
             )
-            stopper.then(session.stop)
             try:
-                summary = session.run()
+                with terminal.stopping_on_signals(session.stop):
+                    summary = session.run()
             finally:
                 for child in load:
                     child.stop()

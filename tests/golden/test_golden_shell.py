@@ -91,9 +91,9 @@ def test_an_unknown_key_is_an_error(tmp_path: Path) -> None:
 def test_a_bug_is_one_line_too(debug: str, tmp_path: Path) -> None:
     """A control character in a file's name passes through every layer on its way to stderr."""
     program = (
-        "import sys\nfrom dsagent.agent import cli, settings\n"
+        "import sys\nfrom dsagent.agent import app, settings\n"
         "def broken(*_): raise RuntimeError('bad\\x1b[31m luck\\nindeed')\n"
-        "settings.take_config_flag = broken\nsys.exit(cli.run(['why']))\n"
+        "settings.take_config_flag = broken\nsys.exit(app.run(['why']))\n"
     )
     ran = subprocess.run(
         [sys.executable, "-c", program],

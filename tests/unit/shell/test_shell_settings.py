@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsagent.agent import cli, settings
+from dsagent.agent import app, settings
 from dsagent.agent.errors import USAGE, DsagentError
 
 
@@ -53,8 +53,8 @@ def test_the_file_must_be_right(tmp_path: Path) -> None:
 
 def test_every_flag_is_a_setting_of_the_same_name() -> None:
     """--json is DSAGENT_JSON and json, not as_json: so the parameter's name is the flag's."""
-    for command in cli.COMMANDS:
-        function = cli._function(command)
+    for command in app.COMMANDS:
+        function = app._function(command)
         for name, option in settings._options(function).items():
             flags = option.param_decls or ()
             assert all(flag == "--" + name.replace("_", "-") for flag in flags)

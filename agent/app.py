@@ -1,0 +1,116 @@
+"""One command line: finds the command, loads only it, and turns errors into one line."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from dsagent.agent import settings, streams
+from dsagent.agent.errors import FINDINGS, USAGE, DsagentError
+from dsagent.agent.procfs import escape
+
+# Of the device behind stdout, met by typer where it prints a help text.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+COMMANDS = ("serve", "attach", "explain", "why", "doctor", "demo")
+
+EPILOG = (
+    "Every option is also a variable (DSAGENT_MAX_OVERHEAD for --max-overhead) and a key of a "
+    "TOML file (max_overhead), which --config FILE or DSAGENT_CONFIG names; without either, "
+    "/etc/dsagent/dsagent.toml is read where there is one."
+)
+
+
+def _function(command: str) -> Callable[..., Any]:
+    module = importlib.import_module(f"dsagent.agent.commands.{command}")
+    function: Callable[..., Any] = getattr(module, command)
+    return function
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        streams.put(f"dsagent {version('dsagent')}\n")
+        raise typer.Exit()
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """For any LLM request: where each millisecond went, and who is to blame."""
+
+
+def build(argv: Sequence[str]) -> tuple[typer.Typer, list[str]]:
+    """The app with the one command that the arguments name (all of them where they name none),
+    and the arguments left for it."""
+    arguments, config = settings.take_config_flag(argv)
+    config = config or os.environ.get("DSAGENT_CONFIG") or None
+    values = {}
+    if config is not None or settings.DEFAULT_FILE.is_file():
+        known = {name: settings.option_names(_function(name)) for name in COMMANDS}
+        values = dict(settings.load(config, frozenset().union(*known.values())))
+    app = typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        no_args_is_help=True,
+        epilog=EPILOG,
+    )
+    app.callback()(_root)
+    named = next((each for each in arguments if not each.startswith("-")), None)
+    for command in (named,) if named in COMMANDS else COMMANDS:
+        assert command is not None
+        function = _function(command)
+        names = settings.option_names(function)
+        app.command(
+            command,
+            context_settings={
+                "auto_envvar_prefix": settings.ENV_PREFIX,
+                "default_map": {k: v for k, v in values.items() if k in names},
+            },
+        )(function)
+    return app, settings.complete_prometheus_flag(arguments)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code; what went wrong is one line on stderr."""
+    try:
+        app, arguments = build(argv)
+        result = app(arguments or ["--help"], standalone_mode=False, prog_name="dsagent")
+    except Exception as error:  # noqa: BLE001 - the outermost frame: a person gets a line
+        return _complain(*_message(error))
+    return result if isinstance(result, int) else 0
+
+
+def _message(error: Exception) -> tuple[str, int]:
+    """What to say of an error, and the exit code."""
+    match error:
+        case DsagentError():
+            return str(error), error.exit_code
+        case typer.TyperException():
+            return error.format_message(), USAGE
+        case ModuleNotFoundError() if not (error.name or "dsagent").startswith("dsagent"):
+            return f"this needs the package {error.name}: pip install 'dsagent[agent]'", FINDINGS
+        case OSError() if error.errno in _UNWRITABLE and error.filename is None:
+            streams.give_up(sys.stdout)
+            return f"cannot write the result: {error.strerror}", FINDINGS
+    if os.environ.get("DSAGENT_DEBUG") == "1":
+        traceback.print_exception(error)
+    text = f"internal error: {type(error).__name__}: {error} (DSAGENT_DEBUG=1 shows where)"
+    return text, FINDINGS
+
+
+def _complain(message: str, exit_code: int) -> int:
+    streams.tell(f"dsagent: {escape(' '.join(message.split()), limit=2000)}\n")
+    return exit_code
