@@ -45,7 +45,7 @@ class Outlets:
         status, no_status = attempt(sink.status)
         status = status or self._last.get(sink.name) or SinkStatus(sink.name)
         for reason in filter(None, (why, did_not_stop, no_status)):
-            status = replace(status, failed=status.failed + 1, reason=reason)
+            status = replace(status, failed=status.failed + 1, reason=reason, ended=True)
         self._last[sink.name] = status
 
     def statuses(self) -> tuple[SinkStatus, ...]:

@@ -7,6 +7,7 @@ import os
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -27,11 +28,14 @@ from dsagent.agent.overhead import OverheadMeter, hooks_ns
 from dsagent.agent.sinks.base import Explained, Sink, SinkStatus
 from dsagent.agent.target import check_alive
 from dsagent.agent.ticker import Ticker
+from dsagent.agent.waker import Waker
 
 T = TypeVar("T")
 
 TICK_NS = 200_000_000
 MAX_TICK_NS = 800_000_000
+CATCH_UP_NS = 10_000_000  # until the next tick, where one has left something in the rings
+MAX_LAG_NS = 5_000_000_000  # further behind than this, accounts do not wait for the steps
 TICK_CPU_RATIO = 0.01  # ticks come further apart rather than take more of a core than this
 STATUS_NS = 1_000_000_000
 SINK_DEADLINE_S = 5.0
@@ -73,6 +77,7 @@ class Session:
         max_overhead_ratio: float = 0.01,
         on_attached: Callable[[], None] = lambda: None,
         on_live: Callable[[Live], None] = lambda _live: None,
+        on_trouble: Callable[[str], None] = lambda _line: None,
     ) -> None:
         self.target = target
         self.ledger = Ledger()
@@ -83,34 +88,37 @@ class Session:
         self._budget = Budget(max_overhead_ratio)
         self._on_attached = on_attached
         self._on_live = on_live
+        self._on_trouble = on_trouble
         self._feeds = Feeds(target)
         self._outlets = Outlets(sinks)
         self._clock = Clock()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waker = Waker()
         self._stopping = False
         self._target_ended = False
 
     def stop(self) -> None:
+        """Once it has ended, this does nothing."""
         self._stopping = True
-        os.eventfd_write(self._wake, 1)
+        self._waker.wake()
 
     def sources(self) -> tuple[SourceStatus, ...]:
         return self._feeds.statuses()
 
     def run(self) -> dict[str, Any]:
         """The `attach` document. Raises DsagentError where attaching fails."""
-        with selectors.DefaultSelector() as selector:
+        with closing(self._waker), selectors.DefaultSelector() as selector:
             pidfd = self._watch_target(selector)
-            selector.register(self._wake, selectors.EVENT_READ, lambda _mask: None)
-            control = ControlServer(self.target.pid, selector, self._answer)
             try:
-                return self._attached(selector, control)
+                selector.register(self._waker.fd, selectors.EVENT_READ, lambda _mask: None)
+                control = ControlServer(self.target.pid, selector, self._answer)
+                try:
+                    return self._attached(selector, control)
+                finally:
+                    control.close()
+                    self._feeds.stop()
+                    self._outlets.stop(0.0)
             finally:
-                control.close()
-                self._feeds.stop()
-                self._outlets.stop(0.0)
                 os.close(pidfd)
-                os.close(self._wake)
 
     def _watch_target(self, selector: selectors.BaseSelector) -> int:
         try:
@@ -133,22 +141,28 @@ class Session:
         self._begin(time.monotonic_ns())
         self._on_attached()
         ticker = Ticker(TICK_NS, self._attached_ns)
+        next_ns = ticker.deadline_ns
         while not self._stopping and not self._target_ended:
             now_ns = time.monotonic_ns()
-            until_ns = min(ticker.deadline_ns, self._end_ns)
+            until_ns = min(next_ns, self._end_ns)
             for key, mask in selector.select(max(0, until_ns - now_ns) / 1e9):
                 key.data(mask)
             now_ns = time.monotonic_ns()
             if now_ns >= self._end_ns:
                 break
+            if now_ns < next_ns:
+                continue
             if now_ns >= ticker.deadline_ns:
                 self._feeds.lag_ns = ticker.advance(now_ns)
-                ticker.interval_ns = self._tick(now_ns)
-                control.expire(now_ns)
+            ticker.interval_ns = self._tick(now_ns)
+            control.expire(now_ns)
+            next_ns = ticker.deadline_ns
+            if self._feeds.steps.behind:
+                next_ns = min(next_ns, time.monotonic_ns() + CATCH_UP_NS)
         return self._finish()
 
     def _begin(self, now_ns: int) -> None:
-        self._attached_ns = now_ns
+        self._attached_ns = self._feeds.steps.attached_ns = now_ns
         self._end_ns = (
             1 << 62 if self._duration_s is None else now_ns + round(self._duration_s * 1e9)
         )
@@ -163,18 +177,20 @@ class Session:
         )
         self._least_tick_ns = TICK_NS
         self._pending_events: list[Event] = []
+        self._told_ended: set[str] = set()
 
     def _tick(self, now_ns: int) -> int:
         """Moves what has come; returns when to tick again, in ns from now."""
         cpu_ns = time.thread_time_ns()
-        self._pass_on(now_ns, now_ns)
+        self._pass_on(now_ns)
         self.ledger.expire(now_ns)
         cpu_ns = time.thread_time_ns() - cpu_ns
         self._tick_cpu_ns += (cpu_ns - self._tick_cpu_ns) / 8
         return min(MAX_TICK_NS, max(self._least_tick_ns, round(self._tick_cpu_ns / TICK_CPU_RATIO)))
 
-    def _pass_on(self, now_ns: int, due_ns: int) -> None:
+    def _pass_on(self, now_ns: int, *, gives_up: bool = False) -> None:
         brought = self._poll(now_ns)
+        due_ns = now_ns + GIVE_UP_NS if gives_up else self._due_ns(now_ns)
         accounts = self._accounting(now_ns, lambda: self._accountant.due(due_ns)) or []
         for account in accounts:
             self._accounting(now_ns, functools.partial(self.ledger.add, account))
@@ -184,6 +200,8 @@ class Session:
         events = [event for readings in brought for event in readings.events]
         events += self._pending_events
         self._pending_events = []
+        sinks = self._outlets.statuses()
+        events += self._tell_ended(sinks, now_ns)
         self._outlets.take(
             Explained(
                 target=self.target,
@@ -197,10 +215,29 @@ class Session:
                 samples=tuple(samples),
                 events=tuple(events),
                 sources=self._feeds.statuses(),
-                sinks=self._outlets.statuses(),
+                sinks=sinks,
                 uncounted_losses=self._feeds.steps.uncounted_losses,
             )
         )
+
+    def _tell_ended(self, sinks: Sequence[SinkStatus], now_ns: int) -> list[Event]:
+        """Of each sink that takes no more, once: an event for the others, a line for people."""
+        events = []
+        for status in sinks:
+            if status.ended and status.name not in self._told_ended:
+                self._told_ended.add(status.name)
+                message = f"sink {status.name} takes no more: {status.reason}"
+                events.append(Event("sink.ended", now_ns, message))
+                self._on_trouble(message)
+        return events
+
+    def _due_ns(self, now_ns: int) -> int:
+        """While steps still lie unread, the accountant's time is that of the last one read: what
+        is there already is not waited for in vain."""
+        steps = self._feeds.steps
+        if not steps.behind or steps.last_step_end_ns is None:
+            return now_ns
+        return max(now_ns - MAX_LAG_NS, min(now_ns, steps.last_step_end_ns))
 
     def _poll(self, now_ns: int) -> list[Readings]:
         brought = self._feeds.poll(now_ns)
@@ -275,13 +312,14 @@ class Session:
         now_ns = time.monotonic_ns()
         until_ns = now_ns + SETTLE_NS
         self._feeds.steps.look_again()
-        self._pass_on(now_ns, now_ns)
-        while self._accountant.waiting and now_ns < until_ns:
-            time.sleep(SETTLE_TICK_S)
+        self._pass_on(now_ns)
+        while (self._feeds.steps.behind or self._accountant.waiting) and now_ns < until_ns:
+            if not self._feeds.steps.behind:
+                time.sleep(SETTLE_TICK_S)
             now_ns = time.monotonic_ns()
-            self._pass_on(now_ns, now_ns)
+            self._pass_on(now_ns)
         if self._accountant.waiting:
-            self._pass_on(now_ns, now_ns + GIVE_UP_NS)
+            self._pass_on(now_ns, gives_up=True)
 
     def _finish(self) -> dict[str, Any]:
         """The summary, once every account is made that still can be."""
@@ -365,4 +403,5 @@ def _sink_json(status: SinkStatus) -> dict[str, Any]:
         "acknowledged": status.acknowledged,
         "failed": status.failed,
         "dropped": status.dropped,
+        "reason": status.reason,
     }

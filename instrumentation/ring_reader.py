@@ -4,13 +4,15 @@ A reader copies a stretch of the ring into memory of its own, then asks whether
 the writer has begun to overwrite any of it; only what was left alone is parsed,
 and only from the copy. A reader that comes late, or was lapped, goes on from the
 oldest checkpoint that leaves it a quarter of the ring to stay ahead of the
-writer. Each call does a bounded amount of work whatever the bytes say.
+writer. Each call does a bounded amount of work whatever the bytes say, and a
+ring whose counts cannot be true is read no more.
 """
 
 from __future__ import annotations
 
+import time
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsagent.instrumentation import layout
 from dsagent.instrumentation.layout import MASK32, UNIT_BYTES, distance, unpack_mark
@@ -20,12 +22,15 @@ from dsagent.instrumentation.wire import Malformed, Origin, Record, decode
 _CHUNK_UNITS = (256 << 10) // UNIT_BYTES
 _TROUBLES_A_CALL = 16
 _FRAME = layout.FRAME
+_LEAST_RECORD_UNITS = _FRAME.size // UNIT_BYTES
+_MOST_UNITS_A_NS = 1  # 8 GB/s: more than a writer that makes a CRC of it all can do
+_BACKWARDS = 1 << 31  # a distance from here on leads backwards
 
 
 @dataclass(slots=True)
 class RingCounters:
     """Records since this reader began. All are exact for a sound writer that is less than
-    2**32 units of 8 bytes (32 GiB), and as many records, ahead."""
+    2**31 units of 8 bytes (16 GiB) ahead."""
 
     written: int = 0  # by the writer's own count, where this reader last looked
     pending: int = 0  # of these, not yet reached
@@ -54,7 +59,7 @@ class WriterHealth:
 class RingReader:
     """Reads one ring; one thread calls it. See `RingReader.open`."""
 
-    def __init__(self, candidate: RingCandidate) -> None:
+    def __init__(self, candidate: RingCandidate, newest_bytes: int | None) -> None:
         self.inode = candidate.inode
         self._map = map_ring(candidate)
         whole = memoryview(self._map)
@@ -74,18 +79,24 @@ class RingReader:
             self_exported=self.header.exports_spans,
         )
         self.counters = RingCounters()
+        self.refused = ""  # why it is read no more
+        self._looked_ns = time.monotonic_ns()
         self._head, self._known = unpack_mark(self._words[layout.HEAD_AT // 8])
+        within_units = self._capacity_units * 3 // 4
+        if newest_bytes is not None:
+            within_units = min(within_units, newest_bytes // UNIT_BYTES)
         # Of what has been passed. `written` counts from here.
-        self._position, self._sequence = self._boundary(self._capacity_units * 3 // 4)
+        self._position, self._sequence = self._boundary(within_units, MASK32)
         self.counters.written = self.counters.pending = distance(self._known, self._sequence)
 
     @classmethod
-    def open(cls, candidate: RingCandidate) -> RingReader:
-        """Begins with the oldest record at a checkpoint within three quarters of a ring.
+    def open(cls, candidate: RingCandidate, *, newest_bytes: int | None = None) -> RingReader:
+        """Begins with the oldest record at a checkpoint within three quarters of a ring, or
+        within the `newest_bytes` of it. What lies before is not of interest, so it counts nowhere.
 
         Raises RingRejected with the reason where this is no ring to be read.
         """
-        return cls(candidate)
+        return cls(candidate, newest_bytes)
 
     def close(self) -> None:
         """Let go of the map; may be called twice."""
@@ -117,11 +128,18 @@ class RingReader:
         )
 
     def read(self, max_records: int = 10_000) -> list[Record]:
-        """The next records, oldest first; at most so many, and a bounded amount of work."""
+        """The next records, oldest first; at most so many, and a bounded amount of work.
+
+        Nothing from a ring that counts what cannot be: `refused` says why, and its counters stay
+        as they were when they last made sense.
+        """
+        if self.refused:
+            return []
+        sane = replace(self.counters)
         records: list[Record] = []
         self._look()
         troubles = 0
-        while self._position != self._head and len(records) < max_records:
+        while not self.refused and self._position != self._head and len(records) < max_records:
             if troubles == _TROUBLES_A_CALL:
                 break  # a writer that fast, or a ring that broken, may not hold us up for ever
             if distance(self._head, self._position) > self._capacity_units or self._overwritten():
@@ -131,32 +149,54 @@ class RingReader:
             if not self._read_stretch(records, max_records):
                 troubles += 1
         if self._position == self._head:
-            # What the writer counted but never wrote stays in `written`: an uncounted loss.
-            self._sequence = self._known
-        self.counters.pending = distance(self._known, self._sequence)
+            self.counters.pending = 0
+            if distance(self._known, self._sequence) < _BACKWARDS:
+                # What the writer counted but never wrote stays in `written`: an uncounted loss.
+                self._sequence = self._known
+        else:
+            self.counters.pending = distance(self._known, self._sequence)
+        if self.counters.uncounted_loss < 0:
+            self.refused = self.refused or "it holds more records than it counts"
+        if self.refused:
+            self.counters = sane
+            return []
         return records
 
     def _look(self) -> None:
-        """See how far the writer is."""
-        self._head, sequence = unpack_mark(self._words[layout.HEAD_AT // 8])
-        self.counters.written += distance(sequence, self._known)
-        self._known = sequence
+        """See how far the writer is, and whether it can be."""
+        now_ns = time.monotonic_ns()
+        head, sequence = unpack_mark(self._words[layout.HEAD_AT // 8])
+        moved, counted = distance(head, self._head), distance(sequence, self._known)
+        most_units = (now_ns - self._looked_ns) * _MOST_UNITS_A_NS + self._capacity_units
+        if moved >= _BACKWARDS:
+            self.refused = "its head went backwards"
+        elif moved > most_units:
+            self.refused = "its head moved further than anyone can write"
+        elif counted * _LEAST_RECORD_UNITS > moved:
+            self.refused = "it counts more records than it has room for"
+        else:
+            self.counters.written += counted
+            self._looked_ns, self._head, self._known = now_ns, head, sequence
 
     def _overwritten(self) -> bool:
         """Whether the writer may have begun to write over the record at our position."""
         reserved = self._words[layout.RESERVED_AT // 8] & MASK32
         return distance(reserved, self._position) > self._capacity_units
 
-    def _boundary(self, within_units: int) -> tuple[int, int]:
+    def _boundary(self, within_units: int, within_records: int) -> tuple[int, int]:
         """(position, sequence number) at the oldest record boundary known that lies less than
-        `within_units` behind the head; the head itself where there is none."""
+        `within_units` behind the head, and at most `within_records`; the head itself where there
+        is none."""
         best_behind, best = 0, (self._head, self._known)
         first = layout.CHECKPOINTS_AT // 8
         for slot in range(first, first + layout.CHECKPOINT_SLOTS):
             position, sequence = unpack_mark(self._words[slot])
             behind = distance(self._head, position)
-            # A record takes at least a unit, so a mark with more records than that is a lie.
-            if best_behind < behind < within_units and distance(self._known, sequence) <= behind:
+            # A record takes some units, so a mark with more records than that is a lie.
+            most_records = min(behind // _LEAST_RECORD_UNITS, within_records)
+            if best_behind < behind < within_units and (
+                distance(self._known, sequence) <= most_records
+            ):
                 best_behind, best = behind, (position, sequence)
         return best
 
@@ -164,9 +204,9 @@ class RingReader:
         """Go on from the next record boundary known; how many records that passes over."""
         self._look()
         ahead = min(distance(self._head, self._position), self._capacity_units * 3 // 4)
-        before = self._sequence
-        self._position, self._sequence = self._boundary(ahead)
-        return distance(self._sequence, before)
+        left = distance(self._known, self._sequence)
+        self._position, self._sequence = self._boundary(ahead, left)
+        return left - distance(self._known, self._sequence)
 
     def _copy(self, units: int) -> bytes:
         start = self._position * UNIT_BYTES & (self.header.capacity_bytes - 1)

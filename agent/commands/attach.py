@@ -91,6 +91,7 @@ def attach(
         max_overhead_ratio=max_overhead_ratio,
         on_attached=on_attached,
         on_live=progress.show,
+        on_trouble=progress.say,
     )
     with terminal.stopping_on_signals(session.stop), progress:
         document = session.run()

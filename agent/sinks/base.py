@@ -41,6 +41,7 @@ class SinkStatus:
     failed: int = 0
     dropped: int = 0
     reason: str = ""  # of the last failure
+    ended: bool = False  # for that reason, it takes no more
 
 
 class Sink(Protocol):

@@ -24,7 +24,7 @@ from dsagent.instrumentation.records import RankStep, RequestOpen, RequestRecord
 from dsagent.instrumentation.ring import RingReader, step_word_address
 
 DISCOVER_NS = 1_000_000_000
-MAX_RECORDS_A_POLL = 20_000  # a poll's work is bounded; what is left waits in the ring
+MAX_RECORDS_A_POLL = 256  # of all rings: no poll holds up the loop; the rest waits in the rings
 PACE_STEPS = 2048  # recent steps that say how long one usually takes
 
 
@@ -32,7 +32,8 @@ class StepsSource:
     """All rings of the target's processes, looked for again every second: workers come and go.
 
     Losses are summed over all rings, those gone included. `pids` are the target's processes as
-    last seen.
+    last seen. `behind`: the last poll has left something in a ring. Requests that ended before
+    `attached_ns` were never ours: they are left out.
     """
 
     name = "steps"
@@ -48,6 +49,8 @@ class StepsSource:
         self._pace = deque[int](maxlen=PACE_STEPS)
         self._open = OpenRequests()
         self._ends_lost_ns = 0  # until when ends of requests may have been lost
+        self.behind = False
+        self.attached_ns = time.monotonic_ns()
         self.last_step_end_ns: int | None = None
         self.pids: tuple[int, ...] = (target.pid, *target.children)
 
@@ -62,8 +65,7 @@ class StepsSource:
         if now_ns >= self._next_discovery_ns:
             readings.events.extend(self._discover(now_ns))
         self._lapped_last_poll = False
-        for reader in self._rings.open.values():
-            self._read(reader, readings, now_ns)
+        self._read_all(readings, now_ns)
         for reader in self._rings.let_go(now_ns):
             if reader.header.role is Role.FRONTEND:
                 self._ends_lost_ns = now_ns
@@ -81,10 +83,21 @@ class StepsSource:
     def _sees(self, role: Role) -> bool:
         return any(reader.header.role is role for reader in self._rings.open.values())
 
-    def _read(self, reader: RingReader, readings: Readings, now_ns: int) -> None:
+    def _read_all(self, readings: Readings, now_ns: int) -> None:
+        """An equal share of the poll's records for each ring, or what those before have left."""
+        left = MAX_RECORDS_A_POLL
+        rings = tuple(self._rings.open.items())
+        for place, (inode, reader) in enumerate(rings):
+            left -= self._read(reader, max(1, left // (len(rings) - place)), readings, now_ns)
+            if reader.refused:
+                self._rings.give_up(inode, reader.refused)
+        self.behind = any(reader.counters.pending for reader in self._rings.open.values())
+
+    def _read(self, reader: RingReader, max_records: int, readings: Readings, now_ns: int) -> int:
+        """How many records it had."""
+        lapped_before, lost_before = reader.counters.lapped, losses(reader)
+        records = reader.read(max_records)
         counters = reader.counters
-        lapped_before, lost_before = counters.lapped, losses(reader)
-        records = reader.read(max_records=MAX_RECORDS_A_POLL)
         clock_ns = time.monotonic_ns()
         for record in records:
             if plausible(record, clock_ns):
@@ -93,8 +106,9 @@ class StepsSource:
                 counters.read -= 1
                 counters.rejected += 1
         self._lapped_last_poll |= counters.lapped > lapped_before
-        if reader.header.role is Role.FRONTEND and losses(reader) > lost_before:
+        if reader.header.role is Role.FRONTEND and (reader.refused or losses(reader) > lost_before):
             self._ends_lost_ns = now_ns
+        return len(records)
 
     def _sort(
         self, record: Step | RankStep | RequestOpen | RequestRecord, readings: Readings
@@ -110,8 +124,11 @@ class StepsSource:
                 readings.opened.append(record)
                 readings.forgotten += self._open.open(record.request_key, record.received_ns)
             case RequestRecord():
-                readings.closed.append(record)
                 self._open.close(record.request_key)
+                if record.sent_ns >= self.attached_ns:
+                    readings.closed.append(record)
+                else:
+                    readings.forgotten.append(record.request_key)
 
     def _forget(self, readings: Readings, now_ns: int) -> None:
         """A request whose end was lost would stay open for ever. Where no scheduler has any work,

@@ -19,6 +19,7 @@ from dsagent.instrumentation import layout
 from dsagent.instrumentation.records import Step
 from dsagent.instrumentation.ring import (
     RingCandidate,
+    RingCounters,
     RingReader,
     RingRejected,
     RingWriter,
@@ -302,6 +303,80 @@ def test_an_uncounted_loss_is_seen_not_assumed_away(
     assert reader.counters.uncounted_loss == 3
 
 
+def test_one_that_wants_the_newest_begins_near_the_end_and_counts_nothing_before_it(
+    make_step: MakeStep,
+) -> None:
+    ring = RingWriter(role=Role.SCHEDULER, engine_id=make_step(1).engine_id, capacity_bytes=1 << 20)
+    for step_id in range(1, 6_001):  # once round and on
+        ring.write(make_step(step_id))
+    (candidate,) = [c for c in find_rings(os.getpid()) if c.inode == ring.inode]
+    reader = RingReader.open(candidate, newest_bytes=128 << 10)
+    got = reader.read()
+    assert got == [make_step(step_id) for step_id in range(6_001 - len(got), 6_001)]
+    assert 100 << 10 < len(got) * 200 < 128 << 10
+    assert reader.counters == RingCounters(written=len(got), read=len(got))
+    reader.close()
+    ring.close()
+
+
+@pytest.mark.parametrize(
+    ("units", "records", "reason"),
+    [
+        (-1, 0, "its head went backwards"),
+        (-1, -1, "its head went backwards"),
+        (1 << 30, 1, "further than anyone can write"),
+        (0, 1, "more records than it has room for"),
+        (10, 6, "more records than it has room for"),
+        (0, -1, "more records than it has room for"),
+        (50, 0, "more records than it counts"),
+    ],
+)
+def test_a_ring_whose_counts_cannot_be_is_read_no_more(
+    writer: RingWriter,
+    open_ring: OpenRing,
+    make_step: MakeStep,
+    units: int,
+    records: int,
+    reason: str,
+) -> None:
+    for step_id in range(1, 11):
+        writer.write(make_step(step_id))
+    reader = open_ring(writer)
+    assert len(reader.read()) == 10
+    words, _ = words_and_data(writer)
+    head = words[layout.HEAD_AT // 8]
+    position, sequence = layout.unpack_mark(head)
+    if "than it counts" in reason:  # two whole records, none of them counted
+        writer.write(make_step(11))
+        writer.write(make_step(12))
+    words[layout.HEAD_AT // 8] = layout.pack_mark(position + units, sequence + records)
+    assert reader.read() == []
+    assert reason in reader.refused
+    words[layout.HEAD_AT // 8] = head
+    assert reader.read() == []  # for good
+    assert reader.counters == RingCounters(written=10, read=10)
+
+
+def test_a_boundary_that_lies_behind_what_was_read_is_not_gone_to(
+    writer: RingWriter, open_ring: OpenRing, make_step: MakeStep
+) -> None:
+    """Else what a lapped reader missed would be four milliards."""
+    reader = open_ring(writer)
+    for step_id in range(1, 11):
+        writer.write(make_step(step_id))
+    assert len(reader.read()) == 10
+    for step_id in range(11, 2_001):
+        writer.write(make_step(step_id))
+    words, _ = words_and_data(writer)
+    first = layout.CHECKPOINTS_AT // 8
+    for slot in range(first, first + layout.CHECKPOINT_SLOTS):
+        position, _ = layout.unpack_mark(words[slot])
+        words[slot] = layout.pack_mark(position, 9)
+    reader.read()
+    assert reader.counters.lapped == 1_990
+    assert reader.counters.uncounted_loss == 0
+
+
 def test_positions_and_numbers_may_go_round_their_32_bits(
     open_ring: OpenRing, make_step: MakeStep
 ) -> None:
@@ -376,7 +451,10 @@ def test_whatever_the_bytes_only_records_that_were_written_come_out(
                 reader.health()
                 for step_id in range(written + 1, written + more + 1):
                     ring.write(make_step(step_id))
-            assert reader.counters.read <= written + 10 * more
+            counters = reader.counters
+            assert counters.read <= written + 10 * more
+            assert min(counters.lapped, counters.torn, counters.rejected) >= 0
+            assert counters.uncounted_loss >= 0
     finally:
         for reader in readers:
             reader.close()

@@ -15,7 +15,7 @@ import pytest
 
 from dsagent.agent.facts import Readings, Target
 from dsagent.agent.procfs import read_stat
-from dsagent.agent.sources import open_requests, ring_set
+from dsagent.agent.sources import open_requests, ring_set, steps
 from dsagent.agent.sources.open_requests import OpenRequests
 from dsagent.agent.sources.plausible import SLACK_NS, plausible
 from dsagent.agent.sources.ring_set import RingSet
@@ -100,8 +100,6 @@ def ids(readings: Readings) -> list[int]:
 def test_an_ended_childs_ring_is_read_to_its_end_and_closed(
     child: Callable[[int], None], scheduler: RingWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dsagent.agent.sources import steps
-
     child(3)
     source = StepsSource(own_target())
     source.start()
@@ -308,6 +306,91 @@ def test_without_losses_nothing_is_forgotten(frontend: RingWriter, scheduler: Ri
     assert source.poll(now_ns).forgotten == []
     assert source.poll(now_ns + 60 * S).forgotten == []
     source.stop()
+
+
+def test_a_ring_full_to_the_brim_is_begun_near_its_end_and_read_in_slices() -> None:
+    """An engine that has been busy for long: what ended before we came is not worked through."""
+    loop = RingWriter(role=Role.SCHEDULER, engine_id=9, capacity_bytes=512 << 10)
+    front = RingWriter(role=Role.FRONTEND, engine_id=9, capacity_bytes=512 << 10)
+    began_ns = time.monotonic_ns() - 60 * S
+    for number in range(5_000):
+        loop.write(made.step(number + 1, (f"r{number}",), start_ns=began_ns + number))
+    names = [f"r{number}" for number in range(2_500)]
+    for number, name in enumerate(names):
+        front.write(opened(name, began_ns + number))
+        if number != 2_490:
+            front.write(made.record(name, start_ns=began_ns + number))
+    source = StepsSource(own_target())
+    source.start()
+    now_ns = time.monotonic_ns()
+    front.write(made.record("r2490", start_ns=now_ns, sent_ns=now_ns + 1))
+    polls = [source.poll(now_ns)]
+    while source.behind:
+        polls.append(source.poll(now_ns))
+    for each in polls:
+        records = [*each.steps, *each.opened, *each.closed]
+        assert len(records) <= steps.MAX_RECORDS_A_POLL
+    assert 1 < len(polls) < 10
+    taken = [step.step_id for each in polls for step in each.steps]
+    assert taken == list(range(5_001 - len(taken), 5_001))
+    # Nobody gets to see the requests that ended before, those whose begin was read are let go.
+    assert [record.request_id for each in polls for record in each.closed] == ["r2490"]
+    begun = {record.request_key for each in polls for record in each.opened}
+    ended = {key for each in polls for key in each.forgotten}
+    assert begun - ended == {request_key("r2490")}
+    assert source.oldest_open_ns() is None
+    assert (source.status().state, source.status().dropped) == ("ok", 0)
+    assert source.uncounted_losses == 0
+    source.stop()
+    loop.close()
+    front.close()
+
+
+def test_a_ring_made_after_attaching_is_read_from_its_beginning(frontend: RingWriter) -> None:
+    source = StepsSource(own_target())
+    source.start()
+    ring = RingWriter(role=Role.RANK, engine_id=9)
+    now_ns = time.monotonic_ns()
+    for step_id in range(1, 4_001):
+        ring.write(RankStep(9, step_id, 0, 1, 1, now_ns - 1000, now_ns))
+    source.look_again()
+    got = ids(source.poll(now_ns))
+    while source.behind:
+        got += ids(source.poll(now_ns))
+    assert got == list(range(1, 4_001))
+    source.stop()
+    ring.close()
+
+
+def test_a_ring_that_makes_no_sense_is_closed_for_good_and_told(
+    scheduler: RingWriter, frontend: RingWriter
+) -> None:
+    source = StepsSource(own_target())
+    source.start()
+    now_ns = time.monotonic_ns()
+    scheduler.write(RankStep(9, 1, 0, 1, 1, now_ns - 10, now_ns))
+    assert ids(source.poll(now_ns)) == [1]
+    memory = scheduler._memory
+    assert memory is not None
+    memory.words[layout.HEAD_AT // 8] = 2**64 - 1
+    for _ in range(2):
+        source.look_again()
+        assert ids(source.poll(now_ns)) == []
+        status = source.status()
+        assert status.reason == "a ring is rejected as it makes no sense: its head went backwards"
+        assert (status.dropped, source.uncounted_losses) == (0, 0)
+        assert len(source._rings.open) == 1
+    source.stop()
+
+
+def test_rings_beyond_those_looked_at_are_told(
+    monkeypatch: pytest.MonkeyPatch, scheduler: RingWriter, frontend: RingWriter
+) -> None:
+    monkeypatch.setattr(ring_set, "MAX_RINGS", 2)
+    rings = RingSet()
+    rings.look([os.getpid()], 0)
+    assert rings.refusals() == "of one process, only 2 rings are looked at"
+    rings.close()
 
 
 def test_open_requests_know_their_oldest_and_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
