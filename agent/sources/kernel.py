@@ -236,7 +236,10 @@ class _Running:
         names: dict[int, str] = {}
         for number in spoken.tolist():
             comm = comms.get(number)
-            if comm is None:
+            if comm is not None:
+                # Threads name themselves after they have begun, which the table was made at.
+                comm = _comm_now(number) or comm
+            else:
                 found = self._names_map.lookup(struct.pack("=I", number))
                 comm = None if found is None else found[8:]
             if comm is not None and number:
@@ -279,3 +282,10 @@ def _own_pid_namespace() -> int:
     """0 where it is the initial one, whose pids are BPF's own."""
     inode = privileges.pid_namespace()
     return 0 if inode == privileges.INITIAL_PID_NAMESPACE else inode
+
+
+def _comm_now(tid: int) -> bytes | None:
+    try:
+        return Path(f"/proc/{tid}/comm").read_bytes().rstrip(b"\n")
+    except OSError:
+        return None  # it has ended

@@ -160,3 +160,29 @@ def _wait_until_asleep(pid: int) -> None:
         with open(f"/proc/{pid}/stat") as stat:
             if stat.read().rpartition(")")[2].split()[0] == "S":
                 return
+
+
+def test_a_thread_that_names_itself_is_called_by_that_name() -> None:
+    body = (
+        FUTEX_BODY
+        + """
+import threading
+def helper():
+    libc.prctl(15, b"named-late", 0, 0, 0)
+    for _ in range(5):
+        nap(20_000)
+        wake()
+    told.wait()
+told = threading.Event()
+thread = threading.Thread(target=helper)
+say(ready=True); hear()
+thread.start()
+for _ in range(5):
+    wait()
+say(waker=thread.native_id, end=now()); hear()
+told.set()
+thread.join()
+"""
+    )
+    watch, told = measured(body)
+    assert watch.names[told["waker"]] == "named-late"
