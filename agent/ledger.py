@@ -152,11 +152,9 @@ class Ledger:
         complete = [entry for entry in entries if not entry.partial] or entries
         measurable = [entry for entry in complete if entry.figure(by) is not None]
         if not measurable:
+            when = f"the last {duration_text(last_ns)} of " if last_ns < FOREVER_NS else ""
             raise DsagentError(
-                f"no request with a {by} in the last {duration_text(last_ns)} of {self._place}"
-                if last_ns < FOREVER_NS
-                else f"no request with a {by} in {self._place}",
-                exit_code=USAGE,
+                f"no request with a known {by} in {when}{self._place}", exit_code=USAGE
             )
         return _document(_slowest_first(measurable, by)[: OTHERS + 1])
 
@@ -270,7 +268,7 @@ _UNITS_NS = {"ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000, "h": 3_60
 
 def parse_duration_ns(text: str) -> int:
     """ "10m", "90s", "1.5h", "500ms", or seconds without a unit. Raises DsagentError (exit 2)."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", text.strip())
+    found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(ms|s|m|h)?", text.strip())
     ns = round(float(found.group(1)) * _UNITS_NS[found.group(2) or "s"]) if found else 0
     if ns <= 0 or ns > 1 << 61:
         raise DsagentError(f"{text!r} is no duration; say 10m, 90s or 1h", exit_code=USAGE)

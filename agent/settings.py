@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,11 +20,19 @@ import typer
 from typer.models import OptionInfo
 
 from dsagent.agent.errors import USAGE, DsagentError
+from dsagent.agent.files import read_named
 
 DEFAULT_FILE = Path("/etc/dsagent/dsagent.toml")
 ENV_PREFIX = "DSAGENT"
-MAX_FILE_BYTES = 1 << 20
+MAX_SECONDS = 1e9
+MAX_BYTES = 1 << 60
 PROMETHEUS_DEFAULT = "127.0.0.1:9464"
+
+_YES = ("1", "true", "yes", "on")
+_NO = ("0", "false", "no", "off")
+_ADDRESS = re.compile(
+    r"(?:(?P<name>[^\[\]:\s]+)|\[(?P<address>[0-9a-fA-F:.]+(?:%\w+)?)\]):(?P<port>[0-9]{1,5})"
+)
 
 # A command's option. Its variable follows from its name: the help says so once, not each time.
 option = functools.partial(typer.Option, show_envvar=False)
@@ -39,10 +48,12 @@ def take_config_flag(argv: Sequence[str]) -> tuple[list[str], str | None]:
             return [*rest, argument, *arguments], config
         if argument == "--config":
             config = next(arguments, None)
-            if config is None:
+            if not config:
                 raise DsagentError("--config needs a file", exit_code=USAGE)
         elif argument.startswith("--config="):
             config = argument.removeprefix("--config=")
+            if not config:
+                raise DsagentError("--config needs a file", exit_code=USAGE)
         else:
             rest.append(argument)
     return rest, config
@@ -83,15 +94,12 @@ def load(named: str | None, known: Iterable[str]) -> Mapping[str, Any]:
     path = Path(named) if named is not None else DEFAULT_FILE
     if named is None and not path.is_file():
         return {}
+    text = read_named(path)
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_FILE_BYTES + 1)
-        if len(text) > MAX_FILE_BYTES:
-            raise DsagentError(f"{path} is larger than 1 MiB", exit_code=USAGE)
         values = tomllib.loads(text.decode())
-    except OSError as error:
-        raise DsagentError(f"cannot read {path}: {error.strerror}", exit_code=USAGE) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise DsagentError(f"{path} is nested too deeply", exit_code=USAGE) from error
+    except ValueError as error:  # not UTF-8, not TOML, a number of 5000 digits
         raise DsagentError(f"{path} is not TOML: {error}", exit_code=USAGE) from error
     names = sorted(known)
     for key, value in values.items():
@@ -102,6 +110,37 @@ def load(named: str | None, known: Iterable[str]) -> Mapping[str, Any]:
         if isinstance(value, (dict, list)):
             raise DsagentError(f"{key} in {path} must be one value", exit_code=USAGE)
     return values
+
+
+def seconds(value: float | None) -> float | None:
+    """A callback for options: what is beyond counting (inf, nan) is refused."""
+    if value is not None and not value <= MAX_SECONDS:
+        raise typer.BadParameter(f"{value} is no number of seconds up to {MAX_SECONDS:.0e}.")
+    return value
+
+
+def size_bytes(value: int) -> int:
+    """A callback for options: no disk is larger than 2**60 bytes."""
+    if value > MAX_BYTES:
+        raise typer.BadParameter(f"{value} is more than {MAX_BYTES}.")
+    return value
+
+
+def named_path(value: object) -> Path:
+    """A parser for options: without a name it would be the current folder."""
+    if not isinstance(value, (str, Path)) or not str(value):
+        raise typer.BadParameter("it needs a name.")
+    return Path(value)
+
+
+def prometheus_address(text: str | None) -> str | None:
+    """HOST:PORT; the usual address for a bare yes, None for a no. Raises DsagentError (exit 2)."""
+    if text is None or text.lower() in _NO:
+        return None
+    if text.lower() in _YES:
+        return PROMETHEUS_DEFAULT
+    parse_address(text)
+    return text
 
 
 def parse_percent(text: str) -> float:
@@ -117,7 +156,7 @@ def parse_percent(text: str) -> float:
 
 def parse_address(text: str) -> tuple[str, int]:
     """HOST:PORT, or [HOST]:PORT for IPv6. Raises DsagentError (exit 2)."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise DsagentError(f"{text!r} is not HOST:PORT", exit_code=USAGE)
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    found = _ADDRESS.fullmatch(text)
+    if found is None or int(found["port"]) > 65535:
+        raise DsagentError(f"{text!r} is not HOST:PORT or [IPV6]:PORT", exit_code=USAGE)
+    return found["name"] or found["address"], int(found["port"])

@@ -10,7 +10,6 @@ slo:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,8 +17,8 @@ from typing import Any
 
 from dsagent.agent.account import Account
 from dsagent.agent.errors import USAGE, DsagentError
+from dsagent.agent.files import read_named
 
-MAX_FILE_BYTES = 1 << 20
 MAX_ENTRIES = 256
 _LIMITS = ("ttft_ms", "tpot_ms", "e2e_ms")
 
@@ -72,16 +71,12 @@ def load_limits(path: str | Path) -> Limits:
     """Reads and validates a file of limits. Raises DsagentError with one clear line."""
     import yaml
 
-    try:
-        with open(path, "rb") as file:
-            text = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise DsagentError(f"{path}: {error.strerror}", exit_code=USAGE) from error
-    if len(text) > MAX_FILE_BYTES:
-        raise DsagentError(f"{path}: larger than {MAX_FILE_BYTES} bytes", exit_code=USAGE)
+    text = read_named(path)
     try:
         document = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except RecursionError as error:
+        raise DsagentError(f"{path} is nested too deeply", exit_code=USAGE) from error
+    except (yaml.YAMLError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DsagentError(f"{path}: not YAML: {reason}", exit_code=USAGE) from error
     try:
@@ -129,6 +124,6 @@ def _refuse_unknown(mapping: dict[Any, Any], known: tuple[str, ...], where: str)
 def _milliseconds(value: Any, where: str) -> int:
     """A positive number of milliseconds as nanoseconds."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not 0 < value <= 1e9:
+    if not is_number or not 0 < value <= 1e9:
         raise ValueError(f"{where} must be a number of milliseconds above 0")
     return round(float(value) * 1e6)

@@ -7,23 +7,28 @@ from typing import Annotated, Literal
 
 import typer
 
-from dsagent.agent.settings import option
+from dsagent.agent.settings import named_path, option, seconds, size_bytes
 
 
 def attach(
     pid: Annotated[int, typer.Argument(metavar="PID", min=1, help="Any process of the server.")],
     record: Annotated[
-        Path | None, option(metavar="DIR", help="Write a recording into this folder.")
+        Path | None,
+        option(metavar="DIR", parser=named_path, help="Write a recording into this folder."),
     ] = None,
     record_max_bytes: Annotated[
-        int, option(metavar="BYTES", min=1 << 20, help="The oldest goes beyond this.")
+        int,
+        option(
+            metavar="BYTES", min=1 << 20, callback=size_bytes, help="The oldest goes beyond this."
+        ),
     ] = 512 << 20,
     duration: Annotated[
         float | None,
-        option(metavar="SECONDS", min=0.1, help="End so long after attaching."),
+        option(metavar="SECONDS", min=0.1, callback=seconds, help="End so long after attaching."),
     ] = None,
     slo: Annotated[
-        Path | None, option(metavar="FILE", help="Latency limits; none without it.")
+        Path | None,
+        option(metavar="FILE", parser=named_path, help="Latency limits; none without it."),
     ] = None,
     step_spans: Annotated[
         Literal["worst", "all"],
@@ -64,6 +69,7 @@ def attach(
     from dsagent.agent.target import resolve_starting
 
     max_overhead_ratio = settings.parse_percent(max_overhead)
+    scraped_at = settings.prometheus_address(prometheus)
     progress = terminal.Progress()
     target = resolve_starting(pid, progress.say)
     options = OutletOptions(
@@ -72,7 +78,7 @@ def attach(
         slo=slo,
         step_spans=step_spans,
         otlp_endpoint=otlp_endpoint,
-        prometheus=prometheus,
+        prometheus=scraped_at,
     )
 
     def on_attached() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dsagent.agent.errors import DsagentError
-from dsagent.agent.settings import option
+from dsagent.agent.settings import option, seconds
 
 if TYPE_CHECKING:
     from dsagent.agent.children import Child
@@ -20,7 +20,8 @@ MAX_OVERHEAD_RATIO = 0.05
 
 def demo(
     duration: Annotated[
-        float, option(metavar="SECONDS", min=1, max=3600, help="Time under load.")
+        float,
+        option(metavar="SECONDS", min=1, max=3600, callback=seconds, help="Time under load."),
     ] = 20.0,
     model: Annotated[str, option(metavar="NAME|DIR", help="The model to serve.")] = "smollm2",
     seed: Annotated[int, option(metavar="N", help="Draws the load.")] = 0,

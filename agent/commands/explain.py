@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dsagent.agent.errors import DsagentError
-from dsagent.agent.settings import option
+from dsagent.agent.settings import named_path, option
 
 if TYPE_CHECKING:
     from dsagent.agent.ledger import By
@@ -30,7 +30,7 @@ def explain(
     ] = None,
     recording: Annotated[
         Path | None,
-        option(metavar="DIR", help="Look there, not into the running agent."),
+        option(metavar="DIR", parser=named_path, help="Look there, not into the running agent."),
     ] = None,
     last: Annotated[
         str | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from dsagent.agent.settings import option
+from dsagent.agent.settings import named_path, option
 
 
 def why(
@@ -14,7 +14,7 @@ def why(
     ] = "10m",
     recording: Annotated[
         Path | None,
-        option(metavar="DIR", help="Look there, not into the running agent."),
+        option(metavar="DIR", parser=named_path, help="Look there, not into the running agent."),
     ] = None,
     pid: Annotated[
         int | None, option(metavar="PID", min=1, help="Which agent, where several run.")

@@ -77,6 +77,55 @@ def test_errors_are_one_line_and_an_exit_code(name: str, golden: Golden) -> None
         golden(f"error-{name}.txt", ran.stderr)
 
 
+NO_SUCH = "3999999999"
+INFINITE = "inf is no number of seconds up to 1e+09."
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "config", "message"),
+    [
+        (["--duration", "inf"], {}, "", f"Invalid value for '--duration': {INFINITE}"),
+        (["--duration", "1e309"], {}, "", f"Invalid value for '--duration': {INFINITE}"),
+        ([], {"DSAGENT_DURATION": "inf"}, "", f"Invalid value for '--duration': {INFINITE}"),
+        ([], {}, "duration = inf", f"Invalid value for '--duration': {INFINITE}"),
+        (
+            ["--duration", "nan"],
+            {},
+            "",
+            "Invalid value for '--duration': Input should be greater than or equal to 0.1",
+        ),
+        (["--record", ""], {}, "", "Invalid value for '--record': it needs a name."),
+        ([], {}, "record = ''", "Invalid value for '--record': it needs a name."),
+        ([], {}, "slo = 5", "Invalid value for '--slo': it needs a name."),
+        (["--prometheus", "[::1:9"], {}, "", "'[::1:9' is not HOST:PORT or [IPV6]:PORT"),
+        ([], {"DSAGENT_PROMETHEUS": "2"}, "", "'2' is not HOST:PORT or [IPV6]:PORT"),
+        (
+            ["--record-max-bytes", str(1 << 61)],
+            {},
+            "",
+            "Invalid value for '--record-max-bytes': 2305843009213693952 is more than "
+            "1152921504606846976.",
+        ),
+    ],
+)
+def test_values_out_of_this_world(
+    argv: list[str], env: dict[str, str], config: str, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "dsagent.toml"
+    file.write_text(config)
+    ran = dsagent("attach", NO_SUCH, *argv, env={"DSAGENT_CONFIG": str(file), **env})
+    assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", f"dsagent: {message}\n")
+
+
+@pytest.mark.parametrize("how", ["1", "true", "prometheus = true", "prometheus = '[::1]:0'"])
+def test_prometheus_switched_on_without_an_address(how: str, tmp_path: Path) -> None:
+    """Taken: what is complained of is the process."""
+    file = tmp_path / "dsagent.toml"
+    file.write_text(how if "=" in how else "")
+    env = {"DSAGENT_CONFIG": str(file), **({} if "=" in how else {"DSAGENT_PROMETHEUS": how})}
+    assert dsagent("attach", NO_SUCH, env=env).returncode == 3
+
+
 def test_an_unknown_key_is_an_error(tmp_path: Path) -> None:
     config = tmp_path / "dsagent.toml"
     config.write_text("max_overhaed = 2\n")

@@ -131,7 +131,7 @@ def test_sinks_by_their_flags_and_a_back_end_that_refuses(engine: Engine) -> Non
     flags = ("--prometheus", f"127.0.0.1:{port}", "--otlp-endpoint", f"http://127.0.0.1:{dead}")
     with Agent(engine.pid, "--json", *flags, "--slo", "/nonexistent.yaml") as agent:
         assert agent.wait() == 2
-        assert agent.err[-1].startswith("dsagent: /nonexistent.yaml: ")
+        assert agent.err[-1].startswith("dsagent: cannot read /nonexistent.yaml: ")
     with Agent(engine.pid, "--json", *flags) as agent:
         agent.attached()
         engine.do(f"request r1 {TRACEPARENT}")

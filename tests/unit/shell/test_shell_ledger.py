@@ -74,7 +74,7 @@ def test_the_slowest_by_each_figure() -> None:
     assert [each["request_id"] for each in explain(ledger)["others"]] == ["drip", "late", "failed"]
     assert explain(ledger, "partial")["partial"] is True
     with pytest.raises(
-        DsagentError, match="no request with a ttft in the last 10s of what the agent keeps"
+        DsagentError, match="no request with a known ttft in the last 10s of what the agent keeps"
     ):
         explain(filled(account(record("failed", ttft_ms=None))), by="ttft")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ def test_config_is_taken_out_wherever_it_stands() -> None:
     assert take(["attach", "1", "--config", "f", "--json"]) == (["attach", "1", "--json"], "f")
     assert take(["--config=f", "why"]) == (["why"], "f")
     assert take(["explain", "--", "--config", "f"]) == (["explain", "--", "--config", "f"], None)
-    with pytest.raises(DsagentError, match="--config needs a file"):
-        take(["why", "--config"])
+    for nameless in (["why", "--config"], ["why", "--config", ""], ["why", "--config="]):
+        with pytest.raises(DsagentError, match="--config needs a file"):
+            take(nameless)
 
 
 def test_a_bare_prometheus_does_not_swallow_the_pid() -> None:
@@ -40,8 +42,10 @@ def test_the_file_must_be_right(tmp_path: Path) -> None:
         ("duration = [1]", "must be one value"),
         ("[attach]\nduration = 1", "unknown setting 'attach'"),
         ("duration = ", "is not TOML"),
+        ("duration = 1" + "0" * 5000, "is not TOML"),
         ("\xff", "is not TOML"),
         ("#" * (2 << 20), "larger than 1 MiB"),
+        ("duration = " + "[" * 100_000, "nested too deeply"),
     ):
         file.write_text(text, encoding="latin-1")
         with pytest.raises(DsagentError, match=message) as raised:
@@ -49,6 +53,16 @@ def test_the_file_must_be_right(tmp_path: Path) -> None:
         assert raised.value.exit_code == USAGE
     with pytest.raises(DsagentError, match="No such file"):
         settings.load(str(tmp_path / "nowhere"), known)
+    os.mkfifo(tmp_path / "fifo")
+    for irregular, message in (
+        (str(tmp_path / "fifo"), "not a regular file"),
+        (str(tmp_path), "Is a directory"),
+        (os.devnull, "not a regular file"),
+        ("a\0b", "null byte"),
+    ):
+        with pytest.raises(DsagentError, match=message) as raised:
+            settings.load(irregular, known)
+        assert raised.value.exit_code == USAGE
 
 
 def test_every_flag_is_a_setting_of_the_same_name() -> None:
@@ -68,6 +82,20 @@ def test_values() -> None:
     for text in ("", "nan", "0", "101%", "1/2"):
         with pytest.raises(DsagentError, match="no percentage"):
             settings.parse_percent(text)
-    for text in ("9464", ":9464", "host:", "host:x", "host:65536"):
+    assert settings.parse_address("[fe80::1%eth0]:1") == ("fe80::1%eth0", 1)
+    for text in (
+        *("", "9464", ":9464", "host:", "host:x", "host:65536", "host:٣", "host:1\n", "[]:1"),
+        *("[::1:9", "::1]:9", "::1:9", "[host]:9", "a b:9", "[[::1]]:9"),
+    ):
         with pytest.raises(DsagentError, match="not HOST:PORT"):
             settings.parse_address(text)
+
+
+def test_prometheus_may_be_a_plain_yes_or_no() -> None:
+    of = settings.prometheus_address
+    default = settings.PROMETHEUS_DEFAULT
+    assert [of(text) for text in ("1", "true", "True", "on")] == [default] * 4
+    assert [of(text) for text in (None, "0", "False", "off")] == [None] * 4
+    assert of("host:1") == "host:1"
+    with pytest.raises(DsagentError, match="not HOST:PORT"):
+        of("2")

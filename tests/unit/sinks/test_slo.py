@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,9 @@ def test_who_violates_what() -> None:
         ("slo: [{model: '*', ttft_ms: '5'}]", "milliseconds above 0"),
         ("slo: !!python/object/apply:os.system [ls]", "not YAML"),
         ("slo: \x00", "not YAML"),
+        ("[" * 100_000, "nested too deeply"),
+        ("slo: [{model: '*', ttft_ms: 1" + "0" * 400 + "}]", "milliseconds above 0"),
+        ("slo: [{model: '*', ttft_ms: 1" + "0" * 5000 + "}]", "not YAML"),
     ],
 )
 def test_a_bad_file_is_one_clear_line(tmp_path: Path, text: str, message: str) -> None:
@@ -75,3 +79,10 @@ def test_a_bad_file_is_one_clear_line(tmp_path: Path, text: str, message: str) -
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(DsagentError, match="No such file"):
         load_limits(tmp_path / "none.yaml")
+
+
+def test_a_fifo_does_not_keep_us_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "slo.yaml")
+    with pytest.raises(DsagentError, match="not a regular file") as raised:
+        load_limits(tmp_path / "slo.yaml")
+    assert raised.value.exit_code == USAGE
