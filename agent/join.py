@@ -47,6 +47,10 @@ SUMMED_CAUSES = {
 }
 
 
+# A lock may go through some hands before it reaches the one that waits; for a wait below 1 ms it is
+# not worth asking.
+MOST_HANDS = 4
+WORTH_ASKING_NS = 1_000_000
 # A busy sibling, or a shared cache and memory bus, may cost a core up to about half of its speed:
 # more of the excess than that such evidence cannot explain. And less than a fifth of one CPU busy
 # beside it is no evidence at all.
@@ -123,6 +127,7 @@ class Joiner:
         exact = mine[(mine["exact"] == 1) & np.isin(mine["kind"], _RANKED)]
         self._exact = FactIndex(exact)
         self._foreign = FactIndex(facts[facts["kind"] == Kind.FOREIGN])
+        self._futex = FactIndex(facts[(facts["kind"] == Kind.OFF_FUTEX) & (facts["exact"] == 1)])
         self._summed = _summed(mine[mine["exact"] == 0])
 
     def join(self, piece: Piece) -> Piece:
@@ -181,7 +186,7 @@ class Joiner:
         in_forward = section.kind == "forward"
         gang, loop_tid = self._watched.gang, self._watched.loop_tid
         intervals = [
-            (_RANK[kind], start, end, culprit_pid, culprit_tid)
+            (_RANK[kind], start, end, *self._holder(kind, start, end, culprit_pid, culprit_tid))
             for kind, start, end, tid, culprit_pid, culprit_tid in near
             if start < section.end_ns
             and end > section.start_ns
@@ -194,6 +199,21 @@ class Joiner:
             delays = _merge([*delays, *self._summed.get(step_id, ())])
         delays = [self._with_capacity(delay, section) for delay in delays]
         return _bounded(section, delays, section.ns)
+
+    def _holder(self, kind: int, start_ns: int, end_ns: int, pid: int, tid: int) -> tuple[int, int]:
+        """Who a wait is to blame on. Who woke the sleeper may only have passed the lock on: one
+        that itself slept through most of the wait was held up by whoever woke it."""
+        if kind != Kind.OFF_FUTEX or not tid or end_ns - start_ns < WORTH_ASKING_NS:
+            return pid, tid
+        for _ in range(MOST_HANDS):
+            near = self._futex.overlapping(start_ns, end_ns)
+            own = near[near["tid"] == tid]
+            overlap = np.minimum(own["end_ns"], end_ns) - np.maximum(own["start_ns"], start_ns)
+            slept = own[2 * overlap >= end_ns - start_ns]
+            if not len(slept) or not int(slept["culprit_tid"][0]):
+                break
+            pid, tid = int(slept["culprit_pid"][0]), int(slept["culprit_tid"][0])
+        return pid, tid
 
     def _with_capacity(self, delay: Delay, section: Section) -> Delay:
         if delay.cause != "cpu.runqueue":

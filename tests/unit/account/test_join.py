@@ -19,6 +19,7 @@ def join_piece(piece: Piece, found: Facts, watched: Watched) -> Piece:
     return Joiner(found, watched).join(piece)
 
 
+MS = 1_000_000
 WATCHED = Watched(pid=10, loop_tid=11, gang=frozenset({11, 12}))
 
 
@@ -191,3 +192,32 @@ def test_a_step_of_the_usual_length_was_not_slowed_by_anybody() -> None:
     busy = facts(fact(Kind.FOREIGN, 0, 100, tid=0, culprit_pid=500, ns=100, exact=0))
     joiner = Joiner(busy, WATCHED)
     assert not joiner.priced(joiner.join(piece), price).sections[0].delays
+
+
+def test_a_lock_that_went_through_many_hands_is_blamed_on_who_held_it() -> None:
+    piece = cut(step(1, start=0, end=1000 * MS, schedule=1000 * MS, forward=0), 0)
+    joined = join_piece(
+        piece,
+        facts(
+            fact(Kind.OFF_FUTEX, 0, 500 * MS, tid=11, culprit_pid=10, culprit_tid=20),
+            # The front end only passed it on: it had waited for the same thread.
+            fact(Kind.OFF_FUTEX, 10 * MS, 480 * MS, tid=20, culprit_pid=10, culprit_tid=77),
+            fact(Kind.OFF_FUTEX, 0, 20 * MS, tid=77, culprit_pid=10, culprit_tid=11),
+        ),
+        WATCHED,
+    )
+    (delay,) = joined.sections[0].delays
+    assert [(b.tid, b.ns) for b in delay.blames] == [(77, 500 * MS)]
+
+
+def test_two_that_wait_for_one_another_end_the_search() -> None:
+    piece = cut(step(1, start=0, end=1000 * MS, schedule=1000 * MS, forward=0), 0)
+    joined = join_piece(
+        piece,
+        facts(
+            fact(Kind.OFF_FUTEX, 0, 500 * MS, tid=11, culprit_pid=10, culprit_tid=20),
+            fact(Kind.OFF_FUTEX, 0, 500 * MS, tid=20, culprit_pid=10, culprit_tid=11),
+        ),
+        WATCHED,
+    )
+    assert joined.sections[0].delayed_ns == 500 * MS
