@@ -40,6 +40,7 @@ TICK_CPU_RATIO = 0.01  # ticks come further apart rather than take more of a cor
 STATUS_NS = 1_000_000_000
 SINK_DEADLINE_S = 5.0
 SETTLE_NS = 500_000_000  # after the end, facts still to come are waited for at most this long
+READ_ON_NS = 2_000_000_000  # and what still lies in the rings is read for at most this long
 SETTLE_TICK_S = 0.02
 GIVE_UP_NS = 10_000_000_000  # beyond any patience: accounts are made of what there is
 
@@ -309,17 +310,19 @@ class Session:
     def _settle(self) -> None:
         """The last readings: the facts that ended requests still wait for come within half a
         second, or are done without."""
-        now_ns = time.monotonic_ns()
-        until_ns = now_ns + SETTLE_NS
+        ended_ns = now_ns = time.monotonic_ns()
         self._feeds.steps.look_again()
         self._pass_on(now_ns)
-        while (self._feeds.steps.behind or self._accountant.waiting) and now_ns < until_ns:
-            if not self._feeds.steps.behind:
-                time.sleep(SETTLE_TICK_S)
+        while self._feeds.steps.behind and now_ns < ended_ns + READ_ON_NS:
+            now_ns = time.monotonic_ns()
+            self._pass_on(now_ns)
+        while self._accountant.waiting and now_ns < ended_ns + SETTLE_NS:
+            time.sleep(SETTLE_TICK_S)
             now_ns = time.monotonic_ns()
             self._pass_on(now_ns)
         if self._accountant.waiting:
             self._pass_on(now_ns, gives_up=True)
+        self._feeds.steps.leave_unread()
 
     def _finish(self) -> dict[str, Any]:
         """The summary, once every account is made that still can be."""
@@ -329,6 +332,8 @@ class Session:
         pss_bytes = procfs.own_pss_bytes()
         self._feeds.stop()
         self._outlets.stop(SINK_DEADLINE_S)
+        sinks = self._outlets.statuses()
+        self._tell_ended(sinks, ended_ns)
         return {
             "target": {
                 **asdict(self.target),
@@ -343,7 +348,7 @@ class Session:
             "uncounted_losses": self._feeds.steps.uncounted_losses,
             "accounting_failures": self.accounting_failures,
             "clock_error_ns": self._clock.error_ns,
-            "sinks": [_sink_json(status) for status in self._outlets.statuses()],
+            "sinks": [_sink_json(status) for status in sinks],
             "overhead": {
                 "ratio": self._overhead.ratio,
                 "agent_cpu_ratio": self._overhead.agent_cpu_ratio,

@@ -154,12 +154,13 @@ class RecordingSink:
             try:
                 if batch is not None:
                     self._write(batch)
+                    count = 0
                 if is_last or self._is_due():
                     self._close_segment()
                 if is_last:
                     self._end_run()
             except OSError as error:
-                self._break(error)
+                self._break(error, count)
             if is_last or self._broken:
                 self._unlock()
                 return
@@ -252,8 +253,9 @@ class RecordingSink:
         )
         write_meta(self._directory, self._meta)
 
-    def _break(self, error: OSError) -> None:
-        """The disk is full or gone: record no more, keep what is closed, count the rest."""
+    def _break(self, error: OSError, count: int) -> None:
+        """The disk is full or gone: record no more, keep what is closed, count the rest; `count`:
+        the rows of the batch that it came with."""
         if self._segment is not None:
             self._segment.discard()
         lost, self._segment, self._segment_rows = self._segment_rows, None, 0
@@ -262,13 +264,16 @@ class RecordingSink:
             self._status = replace(
                 self._status,
                 failed=self._status.failed + lost,
-                dropped=self._status.dropped + self._queued_rows,
-                reason=f"recording stopped: {error.strerror or error}",
+                dropped=self._status.dropped + self._queued_rows + count,
+                reason=f"recording stopped: {os.strerror(error.errno) if error.errno else error}",
+                ended=True,
             )
             self._queue.clear()
             self._queued_rows = 0
         with suppress(OSError):  # the disk that has just refused; it was counted
             self._end_run()
+        self._last = None
+        self._names.clear()
 
     def _reason(self, reason: str) -> None:
         self._status = replace(self._status, reason=reason)

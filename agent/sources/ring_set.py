@@ -98,11 +98,15 @@ class RingSet:
             reader = self.open[inode]
             if reader.counters.pending and now_ns < until_ns:
                 continue
-            reader.counters.lapped += reader.counters.pending
-            reader.counters.pending = 0
+            _leave_unread(reader)
             self._close(inode)
             gone.append(reader)
         return gone
+
+    def leave_unread(self) -> None:
+        """No more will be read: what is left counts as lapped."""
+        for reader in self.open.values():
+            _leave_unread(reader)
 
     def give_up(self, inode: int, why: str) -> None:
         """Closes a ring that cannot be right; what its counters said while they could stays."""
@@ -153,6 +157,11 @@ def _told(reasons: Iterable[str], done: str) -> list[str]:
         f"a ring is {done}: {why}" if count == 1 else f"{count} rings are {done}: {why}"
         for why, count in Counter(reasons).most_common()
     ]
+
+
+def _leave_unread(reader: RingReader) -> None:
+    reader.counters.lapped += reader.counters.pending
+    reader.counters.pending = 0
 
 
 def losses(reader: RingReader) -> int:

@@ -76,6 +76,10 @@ class StepsSource:
         self._cost_ns += time.thread_time_ns() - started_ns
         return readings
 
+    def leave_unread(self) -> None:
+        """After the last poll: what it has left counts as dropped."""
+        self._rings.leave_unread()
+
     def look_again(self) -> None:
         """Look for new rings at the next poll, without waiting for the second to be over."""
         self._next_discovery_ns = 0

@@ -362,6 +362,21 @@ def test_a_ring_made_after_attaching_is_read_from_its_beginning(frontend: RingWr
     ring.close()
 
 
+def test_what_the_last_poll_leaves_is_counted(
+    scheduler: RingWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "MAX_RECORDS_A_POLL", 2)
+    source = StepsSource(own_target())
+    source.start()
+    now_ns = time.monotonic_ns()
+    for step_id in range(1, 6):
+        scheduler.write(RankStep(9, step_id, 0, 1, 1, now_ns - 10, now_ns))
+    assert ids(source.poll(now_ns)) == [1, 2]
+    source.leave_unread()
+    assert (source.status().dropped, source.uncounted_losses) == (3, 0)
+    source.stop()
+
+
 def test_a_ring_that_makes_no_sense_is_closed_for_good_and_told(
     scheduler: RingWriter, frontend: RingWriter
 ) -> None:
