@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lab import Engine
 from load import Burst, Load
-from truth import Fault, Injection, KernelAccounts
+from truth import Fault, Injection
 
 
 @dataclass(slots=True)
@@ -18,7 +18,6 @@ class Bench:
 
     target: Engine
     load: Load
-    kernel: KernelAccounts
     cgroup: Path | None  # of the engine alone; None where it cannot be made
     bursts: list[Burst] = field(default_factory=list)  # all that injectors sent
 

@@ -76,12 +76,12 @@ def _one_engine(
         engine(model, *FLAGS[model]) as target,
         own_cgroup(target.pid) as cgroup,
         agent(target.pid, folder) as observed,
-        KernelAccounts(target.pid, cgroup) as kernel,
+        KernelAccounts(target.pid) as kernel,
         Load(target, clients=CLIENTS, max_tokens=MAX_TOKENS[model], seed=seed) as load,
     ):
         # The clients step aside, or they would be a fault of their own on so few cores.
         os.setpriority(os.PRIO_PROCESS, 0, CLIENTS_NICENESS)
-        bench = Bench(target, load, kernel, cgroup)
+        bench = Bench(target, load, cgroup)
         warm(target, load, dice)
         todo = []
         for injector in injectors:
@@ -102,7 +102,8 @@ def _one_engine(
         injections=injections,
         accounts=observed.accounts,
         sent=sent,
-        waited=kernel.waited,
+        waited_least=kernel.waited_least,
+        waited_most=kernel.waited_most,
     )
     return evidence, observed
 

@@ -1,7 +1,8 @@
 """What was really done to each request, known without the agent.
 
-*logged*: the injector's clock says when. *kernel account*: counters of the kernel that
-the agent does not read (schedstat's run_delay, cpu.stat), sampled while the lab runs.
+*logged*: the injector's clock says when. *kernel account*: a counter of the kernel that
+the agent does not read (schedstat's run_delay), sampled while the lab runs: it says what
+strangers did.
 *counterfactual*: what the request took beyond the pace of its likes in the
 neighbouring, unharmed times of the same run, by its client's clock.
 """
@@ -12,7 +13,9 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count as count_from
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -22,8 +25,9 @@ from load import Sent
 
 from dsagent.agent.account import Account
 
-How = Literal["logged", "kernel account", "counterfactual"]
+How = Literal["logged", "counterfactual"]
 SAMPLE_S = 0.02
+THREADS_EVERY = 25  # samples: threads come and go
 
 
 class Timeline:
@@ -163,16 +167,15 @@ class Pace:
 
 
 class KernelAccounts:
-    """Samples what the kernel counts of the loop's threads and their cgroup; a thread of its own.
+    """Samples what schedstat counts of the loop's threads, in a thread of its own.
 
-    Delay on the run queue: in each sample the most that one of the loop's threads waited, since
-    they work as a gang and the slowest holds up all."""
+    The loop's threads work as a gang, and the one that waits for a CPU holds up all. In each
+    sample the most that one of them waited is what was lost at least, their sum what was lost
+    at most."""
 
-    def __init__(self, pid: int, cgroup: Path | None) -> None:
+    def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._stat = None if cgroup is None else cgroup / "cpu.stat"
-        self._waited: list[tuple[int, float]] = []
-        self._throttled: list[tuple[int, float]] = []
+        self._points: list[tuple[int, float, float]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -185,44 +188,40 @@ class KernelAccounts:
         self._thread.join()
 
     @property
-    def waited(self) -> Timeline:
-        return Timeline(list(self._waited))
+    def waited_least(self) -> Timeline:
+        return Timeline([(at, least) for at, least, _ in self._points])
 
     @property
-    def throttled(self) -> Timeline:
-        return Timeline(list(self._throttled))
+    def waited_most(self) -> Timeline:
+        return Timeline([(at, most) for at, _, most in self._points])
 
     def _run(self) -> None:
-        files = self._loop_threads()
         last: dict[Path, int] = {}
-        waited = throttled = 0.0
-        last_throttled = self._throttled_ns()
-        while not self._stop.wait(SAMPLE_S):
+        least = most = 0.0
+        threads: list[Path] = []
+        for count in count_from(0):
+            if self._stop.wait(SAMPLE_S):
+                return
+            if count % THREADS_EVERY == 0:
+                threads = self._loop_threads()
             now_ns = time.monotonic_ns()
-            most = 0
-            for path in files:
-                try:
+            waits = []
+            for path in threads:
+                with suppress(OSError):  # it has ended
                     run_delay_ns = int(path.read_text().split()[1])
-                except OSError:
-                    continue
-                most = max(most, run_delay_ns - last.get(path, run_delay_ns))
-                last[path] = run_delay_ns
-            waited += most
-            self._waited.append((now_ns, waited))
-            throttled_ns = self._throttled_ns()
-            throttled += throttled_ns - last_throttled
-            last_throttled = throttled_ns
-            self._throttled.append((now_ns, throttled))
+                    waits.append(run_delay_ns - last.get(path, run_delay_ns))
+                    last[path] = run_delay_ns
+            least += max(waits, default=0)
+            most += sum(waits)
+            self._points.append((now_ns, least, most))
 
     def _loop_threads(self) -> list[Path]:
-        tasks = Path(f"/proc/{self._pid}/task").iterdir()
-        return [t / "schedstat" for t in tasks if (t / "comm").read_text() == "engine-loop\n"]
-
-    def _throttled_ns(self) -> int:
-        if self._stat is None:
-            return 0
-        lines = self._stat.read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("throttled_time"))
+        found = []
+        for task in Path(f"/proc/{self._pid}/task").iterdir():
+            with suppress(OSError):
+                if (task / "comm").read_text() == "engine-loop\n":
+                    found.append(task / "schedstat")
+        return found
 
 
 @dataclass(slots=True)
@@ -233,7 +232,9 @@ class Evidence:
     injections: list[Injection]
     accounts: dict[str, Account]
     sent: list[Sent] = field(default_factory=list)
-    waited: Timeline = field(default_factory=lambda: Timeline([]))
+    # On the run queue, at least and at most, by the kernel's account.
+    waited_least: Timeline = field(default_factory=lambda: Timeline([]))
+    waited_most: Timeline = field(default_factory=lambda: Timeline([]))
 
     def unharmed(self) -> Iterator[Account]:
         """Whole requests that no deed came near."""

@@ -52,12 +52,12 @@ def hog(bench: Bench, dice: random.Random) -> Injection:
     niceness = dice.choice((-5, 0, 0, 5))
     cpus = os.sched_getaffinity(bench.target.pid)
     start_ns, end_ns = run_hogs(cpus, dice.uniform(1.0, 2.5), niceness)
-    return Injection("cpu_hog", start_ns, end_ns, bench.kernel.waited, frozenset({HOG}))
+    return Injection("cpu_hog", start_ns, end_ns, None, frozenset({HOG}))
 
 
 def quota(bench: Bench, dice: random.Random) -> Injection:
-    """The engine's cgroup gets a part of what it needs. The kernel counts throttled time for
-    each CPU; the gang works on all of them, so the time it lost is their mean."""
+    """The engine's cgroup gets a part of what it needs. cpu.stat does not tell the size: it adds
+    up the CPUs, and whether their halts coincide it does not say."""
     assert bench.cgroup is not None
     cpus = len(os.sched_getaffinity(bench.target.pid))
     ratio = dice.uniform(0.25, 0.7)
@@ -69,7 +69,7 @@ def quota(bench: Bench, dice: random.Random) -> Injection:
     finally:
         file.write_text("-1")
     end_ns = time.monotonic_ns()
-    return Injection("quota", start_ns, end_ns, bench.kernel.throttled)
+    return Injection("quota", start_ns, end_ns)
 
 
 def _no_cgroup(bench: Bench) -> str:
@@ -77,10 +77,10 @@ def _no_cgroup(bench: Bench) -> str:
 
 
 CPU_HOG = Injector(
-    Fault("cpu_hog", frozenset({"cpu.runqueue"}), "kernel account", life), "smollm2", hog
+    Fault("cpu_hog", frozenset({"cpu.runqueue"}), "counterfactual", life), "smollm2", hog
 )
 QUOTA = Injector(
-    Fault("quota", frozenset({"cpu.throttled"}), "kernel account", life),
+    Fault("quota", frozenset({"cpu.throttled"}), "counterfactual", life),
     "smollm2",
     quota,
     refused=_no_cgroup,
