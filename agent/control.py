@@ -4,6 +4,7 @@ One line of JSON each way and a connection a question. The name vanishes with
 the process that listens. Anyone on the machine may bind or reach such a name,
 so both ends look at who the other one is (SO_PEERCRED): only root and the
 agent's own user are answered, and only an agent of root or one's own is asked.
+A name held by somebody else is no agent: it is left out wherever one is chosen.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dsagent.agent import procfs
+from dsagent.agent import privileges, procfs
 from dsagent.agent.errors import CANNOT_ATTACH, FINDINGS, USAGE, DsagentError
 
 MAX_REQUEST_BYTES = 64 << 10
@@ -28,6 +30,8 @@ MAX_ANSWER_BYTES = 16 << 20
 MAX_CONNECTIONS = 8
 CONNECTION_DEADLINE_NS = 5_000_000_000
 ASK_TIMEOUT_S = 10.0
+MAX_LISTED = 10
+ANSWERS_ONLY = "it answers only root and its own user"
 
 Handler = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -51,6 +55,10 @@ def _trusted(uid: int) -> bool:
     return uid in (0, os.geteuid())
 
 
+class Unreachable(DsagentError):  # noqa: N818 - what was found, not what went wrong
+    """There is no agent that would answer us: asking again is no use."""
+
+
 class ControlServer:
     """Answers within the session's own loop: registers with its selector, never blocks it."""
 
@@ -70,8 +78,7 @@ class ControlServer:
             if error.errno != errno.EADDRINUSE:
                 raise
             raise DsagentError(
-                f"cannot attach: another dsagent is attached to process {pid} already",
-                exit_code=CANNOT_ATTACH,
+                f"cannot attach: {_taken(pid, owner(pid))}", exit_code=CANNOT_ATTACH
             ) from error
         self._socket.listen(128)  # a full queue refuses at once instead of making callers wait
         selector.register(self._socket, selectors.EVENT_READ, self._accept)
@@ -81,13 +88,22 @@ class ControlServer:
             accepted, _ = self._socket.accept()
         except OSError:
             return  # it hung up before we got to it
-        if len(self._connections) >= MAX_CONNECTIONS or not _trusted(_peer_uid(accepted)):
-            self.refused += 1
-            accepted.close()
-            return
         accepted.setblocking(False)
+        if not _trusted(_peer_uid(accepted)):
+            self._refuse(accepted, ANSWERS_ONLY, USAGE)
+            return
+        if len(self._connections) >= MAX_CONNECTIONS:
+            self._refuse(accepted, "it is busy, try again", FINDINGS)
+            return
         connection = _Connection(accepted, self._selector, self._handler, self._connections.discard)
         self._connections.add(connection)
+
+    def _refuse(self, accepted: socket.socket, why: str, exit_code: int) -> None:
+        self.refused += 1
+        with accepted, suppress(OSError):  # it need not wait for our word
+            accepted.send(
+                _encode({"error": f"the agent did not answer: {why}", "exit_code": exit_code})
+            )
 
     def expire(self, now_ns: int) -> None:
         """Hangs up on those who neither ask nor read."""
@@ -185,30 +201,71 @@ def running(proc: Path = procfs.PROC) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def choose(pid: int | None, proc: Path = procfs.PROC) -> int:
-    """The target pid of the agent to ask; `pid` may be any process of its target. Raises
-    DsagentError (exit 2): none runs, several do and none was named, none watches that one."""
-    pids = running(proc)
+def owner(pid: int) -> int | None:
+    """The uid of who listens as @dsagent/`pid`; None where nobody does, or nobody accepts."""
+    with socket.socket(
+        socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+    ) as connection:
+        try:
+            connection.connect(_address(pid))
+            return _peer_uid(connection)
+        except OSError:
+            return None
+
+
+def _taken(pid: int, uid: int | None) -> str:
+    """Why a name cannot be had, and how to go on."""
+    if uid is not None and _trusted(uid):
+        return f"another dsagent is attached to process {pid} already"
+    whose = "a process that does not listen" if uid is None else privileges.user_name(uid)
+    number = "" if uid is None else f" (uid {uid})"
+    return (
+        f"the socket @dsagent/{pid} is held by {whose}{number}; end the process that "
+        f"`ss -xap | grep @dsagent/{pid}` names, then attach again"
+    )
+
+
+def choose(
+    pid: int | None,
+    proc: Path = procfs.PROC,
+    owner_of: Callable[[int], int | None] = owner,
+) -> int:
+    """The target pid of the agent to ask; `pid` may be any process or thread of its target.
+    Raises DsagentError (exit 2): none runs, several do and none was named, none watches that
+    one. Our own agents come first, then root's; what others run is left out."""
+    if pid is not None:
+        pid = procfs.process_of(pid, proc)
+        if (uid := owner_of(pid)) is not None and _trusted(uid):
+            return pid
+    owners = {each: owner_of(each) for each in running(proc)}
+    pids = [each for each, uid in owners.items() if uid is not None and _trusted(uid)]
     if not pids:
+        others = "; those of other users are not asked" if owners else ""
         raise DsagentError(
-            "no dsagent is running here; start one with `dsagent attach PID`, or give --recording",
+            "no dsagent is running here; start one with `dsagent attach PID`, or give "
+            f"--recording{others}",
             exit_code=USAGE,
         )
     if pid is None:
-        if len(pids) > 1:
-            listed = ", ".join(map(str, pids))
+        own = [each for each in pids if owners[each] == os.geteuid()] or pids
+        if len(own) > 1:
             raise DsagentError(
-                f"several agents are running; name one with --pid: {listed}", exit_code=USAGE
+                f"several agents are running; name one with --pid: {_listed(own)}",
+                exit_code=USAGE,
             )
-        return pids[0]
-    if pid in pids:
-        return pid
+        return own[0]
     parent_of = procfs.parents(proc)
     for other in (*procfs.ancestors(pid, parent_of), *procfs.descendants(pid, parent_of)):
         if other in pids:
             return other
-    listed = ", ".join(map(str, pids))
-    raise DsagentError(f"no dsagent is attached to process {pid}; to: {listed}", exit_code=USAGE)
+    raise DsagentError(
+        f"no dsagent is attached to process {pid}; to: {_listed(pids)}", exit_code=USAGE
+    )
+
+
+def _listed(pids: Sequence[int]) -> str:
+    more = f" and {len(pids) - MAX_LISTED} more" if len(pids) > MAX_LISTED else ""
+    return ", ".join(map(str, pids[:MAX_LISTED])) + more
 
 
 def ask(pid: int, request: Mapping[str, Any]) -> Any:
@@ -220,24 +277,29 @@ def ask(pid: int, request: Mapping[str, Any]) -> Any:
             connection.connect(_address(pid))
             uid = _peer_uid(connection)
             if not _trusted(uid):
-                raise DsagentError(
+                raise Unreachable(
                     f"what listens as @dsagent/{pid} belongs to user {uid}: not asked",
                     exit_code=USAGE,
                 )
-            connection.sendall(_encode(request))
+            if os.geteuid() not in (0, uid):
+                raise Unreachable(
+                    f"the agent attached to {pid} is {privileges.user_name(uid)}'s: {ANSWERS_ONLY}",
+                    exit_code=USAGE,
+                )
+            with suppress(ConnectionError):  # hung up on, perhaps with a word that says why
+                connection.sendall(_encode(request))
             line = _read_line(connection)
+        except BlockingIOError as error:
+            raise DsagentError(f"the agent attached to {pid} is busy, try again") from error
         except TimeoutError as error:
             raise DsagentError(f"the agent attached to {pid} does not answer") from error
         except OSError as error:
-            raise DsagentError(
+            raise Unreachable(
                 f"cannot ask the agent attached to {pid}: {error.strerror or error}",
                 exit_code=USAGE,
             ) from error
     if not line:
-        raise DsagentError(
-            f"the agent attached to {pid} did not answer; it answers only root and its own user",
-            exit_code=USAGE,
-        )
+        raise DsagentError(f"the agent attached to {pid} hung up: it has ended, or try again")
     try:
         document = json.loads(line)
     except ValueError as error:
@@ -250,7 +312,10 @@ def ask(pid: int, request: Mapping[str, Any]) -> Any:
 def _read_line(connection: socket.socket) -> bytes:
     received = bytearray()
     while not received.endswith(b"\n"):
-        chunk = connection.recv(65536)
+        try:
+            chunk = connection.recv(65536)
+        except ConnectionError:
+            chunk = b""
         if not chunk:
             break
         received += chunk

@@ -225,6 +225,7 @@ def nvml(places: Places) -> Check:
 
 def target_checks(pid: int, places: Places) -> list[Check]:
     """Whether `dsagent attach pid` would work, and how well."""
+    pid = procfs.process_of(pid, places.proc)
     try:
         stat = procfs.read_stat(pid, places.proc)
     except (procfs.ProcessGone, PermissionError):
@@ -247,7 +248,8 @@ def owner(pid: int, places: Places) -> Check:
             "fail",
             f"process {pid} may not be read",
             "it cannot be attached to",
-            "run as root, as its user, or with CAP_SYS_PTRACE",
+            "run as root, as its user, or with CAP_SYS_PTRACE; where that is no help, outside of "
+            "this container",
         )
     except OSError as error:
         return Check("target's owner", "fail", f"process {pid}: {error.strerror}", "", "try again")

@@ -6,6 +6,7 @@ Each function takes the file it reads, so that tests can read frozen ones.
 from __future__ import annotations
 
 import os
+import pwd
 import re
 from enum import IntEnum
 from pathlib import Path
@@ -48,3 +49,11 @@ def lockdown(path: Path = LOCKDOWN) -> str | None:
 def pid_namespace(path: Path = PID_NAMESPACE) -> int:
     """The inode of this process's pid namespace."""
     return os.stat(path).st_ino
+
+
+def user_name(uid: int) -> str:
+    """As the system calls the user; "user 4711" where it has no name for it."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

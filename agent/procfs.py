@@ -99,6 +99,17 @@ def read_stat(pid: int, proc: Path = PROC) -> ProcessStat:
     return parse_stat(read_bytes(proc / str(pid) / "stat"))
 
 
+def process_of(pid: int, proc: Path = PROC) -> int:
+    """The process that a thread belongs to: /proc/TID is there for threads too, but holds no
+    place among the processes. What cannot be read is taken for a process."""
+    try:
+        status = read_bytes(proc / str(pid) / "status")
+    except (ProcessGone, PermissionError):
+        return pid
+    found = re.search(rb"^Tgid:\s+([0-9]+)$", status, re.MULTILINE)
+    return int(found.group(1)) if found else pid
+
+
 def parents(proc: Path = PROC) -> dict[int, int]:
     """pid → parent's pid, of every process there is now and that may be seen."""
     return _parents_of(_pids(proc), proc)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import itertools
 import os
-import pwd
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsagent.agent import procfs
+from dsagent.agent import privileges, procfs
 from dsagent.agent.clock import check_time_namespace
 from dsagent.agent.errors import CANNOT_ATTACH, DsagentError
 from dsagent.agent.facts import Target
+from dsagent.agent.privileges import Capability
 from dsagent.agent.procfs import PROC, ProcessGone
 
 START_S = 60.0  # an engine that has no ring by then never will, or says why itself
@@ -62,7 +62,9 @@ def probe_rings(pid: int) -> Rings:
 def resolve(
     pid: int, *, proc: Path = PROC, rings_of: Callable[[int], Rings] = probe_rings
 ) -> Target:
-    """The target that `pid` belongs to. Raises DsagentError with exit code 3 and the reason."""
+    """The target that `pid`, a process or a thread, belongs to. Raises DsagentError with exit
+    code 3 and the reason."""
+    pid = procfs.process_of(pid, proc)
     stat = _stat(pid, proc)
     _check_permitted(pid, proc)
     if pid == os.getpid():
@@ -245,18 +247,17 @@ def _not_permitted(pid: int, proc: Path) -> DsagentError:
         uid = os.stat(proc / str(pid)).st_uid
     except OSError:
         return _cannot(f"process {pid} ended while attaching")
-    if os.geteuid() in (0, uid):
+    owner = privileges.user_name(uid)
+    message = f"not permitted to look into process {pid}, which belongs to {owner}"
+    if Capability.CAP_SYS_PTRACE in privileges.effective_capabilities():
         return _cannot(
-            f"not permitted to look into process {pid}; dsagent needs CAP_SYS_PTRACE for that"
+            f"{message}, although CAP_SYS_PTRACE is in effect: it is outside the reach of this "
+            "container or user namespace, or a security module forbids it"
         )
-    try:
-        owner = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        owner = str(uid)
-    return _cannot(
-        f"not permitted to look into process {pid}, which belongs to {owner}; "
-        f"run dsagent as root or as {owner}"
-    )
+    if os.geteuid() == 0:
+        return _cannot(f"{message}; dsagent needs CAP_SYS_PTRACE for that")
+    others = "" if uid in (0, os.geteuid()) else f" or as {owner}"
+    return _cannot(f"{message}; run dsagent as root{others}")
 
 
 def _cannot(message: str) -> DsagentError:

@@ -84,6 +84,8 @@ def _ask(request: str | None, last: str | None, by: By, pid: int | None) -> dict
     while True:
         try:
             document: dict[str, Any] = control.ask(agent, question)
+        except control.Unreachable:
+            raise
         except DsagentError as error:
             if request is None or error.exit_code != 2 or time.monotonic() > deadline_s:
                 raise

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dsagent.agent import control
-from dsagent.agent.control import ControlServer
+from dsagent.agent.control import ControlServer, Unreachable
 from dsagent.agent.errors import CANNOT_ATTACH, USAGE, DsagentError
 
 PID = 3_900_000_000 + os.getpid()  # no pid is that large: no agent of this machine is in the way
@@ -114,10 +116,13 @@ def test_silent_connections_are_limited_and_expire(loop: Loop) -> None:
         connection.settimeout(10)
         connection.connect(f"\0dsagent/{PID}")
         idle.append(connection)
-    assert idle[-1].recv(1) == b""
+    assert b"it is busy, try again" in idle[-1].recv(1000)
     assert loop.server.refused == 2
+    with pytest.raises(DsagentError, match="it is busy, try again"):
+        control.ask(PID, {"op": "echo"})
     loop.now_ns = 1 << 62
-    assert [connection.recv(1) for connection in idle] == [b""] * len(idle)
+    held_on = idle[: control.MAX_CONNECTIONS]
+    assert [connection.recv(1) for connection in held_on] == [b""] * len(held_on)
     for connection in idle:
         connection.close()
 
@@ -127,7 +132,86 @@ def test_strangers_are_refused(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(control, "_peer_uid", lambda _connection: 4711)
     with pytest.raises(DsagentError, match="belongs to user 4711: not asked"):
         control.ask(PID, {"op": "echo"})
-    assert raw(b'{"op": "echo"}\n') == b"" if loop.server.refused else True
+    with pytest.raises(Unreachable, match="cannot ask the agent"):
+        control.ask(PID + 1, {"op": "echo"})
+
+
+@contextmanager
+def stranger(then: Callable[[], str]) -> Iterator[str]:
+    """What `then` says in a process of nobody's, which is there until the end of the block."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become somebody else")
+    read_fd, write_fd = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read_fd)
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        try:
+            said = then()
+        except DsagentError as error:
+            said = f"{error.exit_code} {error}"
+        except BaseException as error:  # noqa: BLE001 - pytest must not go on in the child
+            said = repr(error)
+        os.write(write_fd, said.encode() + b"\n")
+        while True:
+            signal.pause()
+    os.close(write_fd)
+    try:
+        with os.fdopen(read_fd) as answer:
+            yield answer.readline().rstrip("\n")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def first_word() -> str:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(10)
+        connection.connect(f"\0dsagent/{PID}")
+        return connection.recv(1000).decode().rstrip()
+
+
+def test_another_user_is_told_so(loop: Loop) -> None:
+    with stranger(lambda: str(control.ask(PID, {"op": "echo"}))) as said:
+        assert said == (
+            f"2 the agent attached to {PID} is root's: it answers only root and its own user"
+        )
+    with stranger(first_word) as said:  # whatever it asks, or does not
+        assert "it answers only root and its own user" in json.loads(said)["error"]
+
+
+def squat(pid: int, listens: bool) -> Callable[[], str]:
+    def hold() -> str:
+        global held  # noqa: PLW0603 - for as long as the child lives
+        held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        held.bind(f"\0dsagent/{pid}")
+        if listens:
+            held.listen()
+        return "held"
+
+    return hold
+
+
+held: socket.socket
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_name_held_by_a_stranger_is_no_agent(listens: bool) -> None:
+    with stranger(squat(PID, listens)) as said:
+        assert said == "held"
+        assert (PID in control.running()) is listens
+        with pytest.raises(DsagentError, match=r"no dsagent is (running|attached)") as raised:
+            control.choose(PID)
+        assert raised.value.exit_code == USAGE
+        whose = r"nobody \(uid 65534\)" if listens else "a process that does not listen"
+        with (
+            selectors.DefaultSelector() as selector,
+            pytest.raises(DsagentError, match=f"is held by {whose}; end the process") as raised,
+        ):
+            ControlServer(PID, selector, handle)
+        assert raised.value.exit_code == CANNOT_ATTACH
 
 
 def test_one_agent_a_target(loop: Loop) -> None:
@@ -157,20 +241,39 @@ def unix_table(proc: Path, *pids: int) -> None:
     (proc / "net" / "unix").write_text("\n".join(lines) + "\n")
 
 
-def test_choosing_among_the_running(tmp_path: Path) -> None:
+def test_choosing_among_the_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for pid, ppid in ((20, 1), (21, 20), (30, 1)):
         (tmp_path / str(pid)).mkdir()
         fields = f"S {ppid} " + "0 " * 17 + "5 0 0 0\n"
         (tmp_path / str(pid) / "stat").write_text(f"{pid} (x) {fields}")
+    (tmp_path / "2121").mkdir()
+    (tmp_path / "2121" / "status").write_text("Name:\tx\nTgid:\t21\nPid:\t2121\n")
+    owners = {20: 0, 30: 0, 40: 4711, 50: None}
+
+    def choose(pid: int | None) -> int:
+        return control.choose(pid, tmp_path, owners.get)
+
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     unix_table(tmp_path)
-    with pytest.raises(DsagentError, match="no dsagent is running here"):
-        control.choose(None, tmp_path)
-    unix_table(tmp_path, 20)
-    assert control.choose(None, tmp_path) == 20
-    assert control.choose(21, tmp_path) == 20  # a process of its target
-    unix_table(tmp_path, 20, 30)
-    with pytest.raises(DsagentError, match="name one with --pid: 20, 30"):
-        control.choose(None, tmp_path)
-    assert control.choose(30, tmp_path) == 30
-    with pytest.raises(DsagentError, match="no dsagent is attached to process 5; to: 20, 30"):
-        control.choose(5, tmp_path)
+    with pytest.raises(DsagentError, match=r"no dsagent is running here.*--recording$"):
+        choose(None)
+    unix_table(tmp_path, 40, 50)
+    with pytest.raises(DsagentError, match=r"no dsagent is running here.* are not asked"):
+        choose(None)
+    unix_table(tmp_path, 20, 40, 50)
+    assert choose(None) == 20
+    assert choose(21) == 20  # a process of its target
+    assert choose(2121) == 20  # a thread of that
+    unix_table(tmp_path, 20, 30, 40, 50)
+    with pytest.raises(DsagentError, match=r"name one with --pid: 20, 30$"):
+        choose(None)
+    assert choose(30) == 30
+    with pytest.raises(DsagentError, match=r"no dsagent is attached to process 40; to: 20, 30$"):
+        choose(40)
+    owners[30] = 1000
+    assert choose(None) == 30  # one's own before root's
+    assert choose(20) == 20
+    unix_table(tmp_path, *range(100, 120))
+    owners |= dict.fromkeys(range(100, 120), 0)
+    with pytest.raises(DsagentError, match=r"108, 109 and 10 more$"):
+        choose(None)

@@ -6,12 +6,14 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from dsagent.agent import procfs
+from dsagent.agent import privileges, procfs
 from dsagent.agent import target as targets
 from dsagent.agent.errors import CANNOT_ATTACH, DsagentError
+from dsagent.agent.privileges import Capability
 from dsagent.agent.procfs import ProcessGone
 from dsagent.agent.target import NotAnEngine, Rings, check_alive, is_starting, resolve
 
@@ -69,6 +71,42 @@ def test_an_ancestor_of_another_engine_is_not_taken(proc: Path) -> None:
 def test_a_launcher_of_several_engines_must_be_narrowed_down(proc: Path) -> None:
     with pytest.raises(DsagentError, match=r"several engines; give one of: 20, 30") as raised:
         resolve(10, proc=proc, rings_of=rings(p20=1, p30=2))
+    assert raised.value.exit_code == CANNOT_ATTACH
+
+
+def test_a_thread_leads_to_its_process(proc: Path) -> None:
+    put(proc, 2101, 20)
+    (proc / "2101" / "status").write_text("Name:\tworker\nTgid:\t21\nPid:\t2101\n")
+    assert resolve(2101, proc=proc, rings_of=rings(p20=1, p21=1)).pid == 20
+
+
+@pytest.mark.parametrize(
+    ("uid", "owner", "capable", "message"),
+    [
+        (1000, 0, False, "process 20, which belongs to root; run dsagent as root"),
+        (1000, 4711, False, "belongs to user 4711; run dsagent as root or as user 4711"),
+        (1000, 1000, False, "; run dsagent as root"),
+        (0, 0, False, "belongs to root; dsagent needs CAP_SYS_PTRACE for that"),
+        (0, 4711, True, "although CAP_SYS_PTRACE is in effect: it is outside the reach"),
+        (1000, 0, True, "although CAP_SYS_PTRACE is in effect: it is outside the reach"),
+    ],
+)
+def test_what_would_help_is_said(
+    proc: Path, monkeypatch: pytest.MonkeyPatch, uid: int, owner: int, capable: bool, message: str
+) -> None:
+    def forbidden(_path: object) -> list[str]:
+        raise PermissionError
+
+    held = frozenset({Capability.CAP_SYS_PTRACE} if capable else ())
+    monkeypatch.setattr(privileges, "effective_capabilities", lambda: held)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    monkeypatch.setattr(os, "listdir", forbidden)
+    monkeypatch.setattr(os, "stat", lambda _path: SimpleNamespace(st_uid=owner))
+    with pytest.raises(DsagentError) as raised:
+        targets._check_permitted(20, proc)
+    monkeypatch.undo()
+    assert str(raised.value).endswith(message) or capable
+    assert message in str(raised.value)
     assert raised.value.exit_code == CANNOT_ATTACH
 
 
