@@ -139,12 +139,13 @@ class Joiner:
         return replace(piece, sections=tuple(self._lay(s, near, step_id) for s in piece.sections))
 
     def priced(self, piece: Piece, price: Price) -> Piece:
-        """`piece` with its price. In forward no more is charged than it took beyond that: a thread
-        that waited while the others had its work done delayed nobody. Stops are certain and stay
-        whole. What is still too long, while others were busy on the target's CPUs and took them
-        from nobody, is slowness by their doing, as far as that can explain it."""
+        """`piece` with its price. Once the model is fitted, no more is charged in forward than it
+        took beyond that: a thread that waited while the others had its work done delayed nobody.
+        Stops are certain and stay whole. What is still too long, while others were busy on the
+        target's CPUs and took them from nobody, is slowness by their doing, as far as that can
+        explain it."""
         sections = piece.sections
-        if price.whole_ns is not None:
+        if price.whole_ns is not None and price.fitted:
             sections = tuple(
                 self._slowed(_bounded(section, section.delays, section.ns - price.whole_ns), price)
                 if section.kind == "forward"

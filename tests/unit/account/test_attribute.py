@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dsagent.agent.account import CAUSES, Account
 from dsagent.agent.accountant import Accountant
 from dsagent.agent.facts import Kind, Readings
+from dsagent.agent.model import shape
 from dsagent.instrumentation.records import (
     Admission,
     Phase,
@@ -550,3 +551,37 @@ def test_the_front_end_is_never_of_the_gang() -> None:
     (found,) = accountant.due(10**15)
     check_sums(found)
     assert "cpu.runqueue" not in parts(found)
+
+
+def test_on_a_machine_that_is_never_quiet_the_cleanest_quarter_teaches() -> None:
+    """Every step loses a tenth; the model is fitted all the same, on what is left of them."""
+    accountant = Accountant(0)
+    steps = decodes(1000, 1)
+    rows = [
+        fact(Kind.ONCPU, s.start_ns, s.end_ns, tid=11, ns=18 * MS, exact=0, step_id=s.step_id)
+        for s in steps
+    ]
+    dice = random.Random(2)
+    for s in steps:
+        lost = round(dice.uniform(0.08, 0.12) * s.forward_ns)
+        rows.append(fact(Kind.RUNQUEUE, s.start_ns, s.start_ns + lost, tid=11))
+    accountant.add(Readings(steps=steps, facts=make_facts(*rows), facts_complete_ns=10**15))
+    accountant.due(steps[-1].end_ns)
+    assert accountant.model.clean_steps >= 150
+    predicted = accountant.model.predict_ns(shape([share(1)]))
+    assert predicted is not None
+    assert 0.87 < predicted / (20 * MS) < 0.93
+
+
+def test_what_was_measured_is_not_cut_by_a_guess() -> None:
+    """Few steps are known: the prediction is assumed, the lost time is not."""
+    steps = decodes(50, 1)
+    rows = [
+        fact(Kind.ONCPU, s.start_ns, s.end_ns, tid=11, ns=20 * MS, exact=0, step_id=s.step_id)
+        for s in steps
+    ]
+    slow = step(51, start=1_000 * MS, end=1_020 * MS, forward=20 * MS, shares=(share(1),))
+    rows.append(fact(Kind.RUNQUEUE, slow.start_ns, slow.start_ns + 15 * MS, tid=11))
+    found = account(life(1, 0, 0, 20 * MS, slow.end_ns, slow.end_ns), [*steps, slow], *rows)
+    check_sums(found)
+    assert parts(found)["cpu.runqueue"] == 15 * MS
