@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsagent.agent.errors import USAGE, DsagentError
+from dsagent.agent.sinks.regular import open_regular
 from dsagent.agent.sinks.schema import PART_SUFFIX, VERSION
 
 FORMAT = "dsagent recording"
@@ -18,12 +19,12 @@ MAX_RUNS = 100  # the newest ones
 def read_meta(directory: Path) -> dict[str, Any]:
     """Raises DsagentError where the folder is no recording, or one of another version."""
     try:
-        with open(directory / "meta.json", "rb") as file:
+        with open_regular(directory / "meta.json") as file:
             meta = json.loads(file.read(MAX_BYTES))
     except FileNotFoundError:
         raise DsagentError(f"{directory}: no recording there", exit_code=USAGE) from None
     except OSError as error:
-        raise DsagentError(f"{directory}: {error.strerror}", exit_code=USAGE) from error
+        raise DsagentError(f"{directory}: {error.strerror or error}", exit_code=USAGE) from error
     except (ValueError, RecursionError) as error:
         raise DsagentError(f"{directory}/meta.json: not JSON", exit_code=USAGE) from error
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
@@ -48,7 +49,8 @@ def write_meta(directory: Path, meta: dict[str, Any]) -> None:
     """Whole or not at all."""
     meta["runs"] = meta["runs"][-MAX_RUNS:]
     part = directory / f"meta.json{PART_SUFFIX}"
-    with open(part, "w", encoding="utf-8") as file:
+    part.unlink(missing_ok=True)  # of a run that was killed; or something that opening waits for
+    with open(part, "x", encoding="utf-8") as file:
         json.dump(meta, file, indent=1)
         file.flush()
         os.fsync(file.fileno())

@@ -141,7 +141,9 @@ class Segment:
             return
         if target.writer is None:
             target.file = pa.OSFile(str(target.part), "wb")
-            target.writer = pq.ParquetWriter(target.file, target.schema, compression="zstd")
+            target.writer = pq.ParquetWriter(
+                target.file, target.schema, compression="zstd", write_page_checksum=True
+            )
         target.writer.write_table(pa.Table.from_arrays(arrays, schema=target.schema))
         target.rows_written += len(columns[0])
 

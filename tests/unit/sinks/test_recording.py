@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import made
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from made import MS, S, account, batch, step, until
 
@@ -268,9 +270,111 @@ def test_what_is_no_recording_is_one_clear_line(
     assert "\n" not in str(raised.value)
 
 
-def test_a_damaged_file_is_one_clear_line(tmp_path: Path) -> None:
-    record_all(tmp_path / "rec", account())
-    (path,) = (tmp_path / "rec").glob("parts-*.parquet")
+def two_segments(directory: Path) -> None:
+    record_all(directory, account("one"))
+    record_all(directory, account("two", start_ns=2001 * S))
+
+
+def names_and_lines(directory: Path) -> tuple[list[str], list[str]]:
+    lines: list[str] = []
+    found = read_accounts(directory, tell=lines.append)
+    return [each.record.request_id for each in found], lines
+
+
+def overwrite(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 3
+    content[middle : middle + 64] = b"garbage!" * 8
+    path.write_bytes(content)
+
+
+def cut_off(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-40] + b"garbage" * 8)
-    with pytest.raises(DsagentError, match=r"parts-00000001\.parquet: not readable"):
+
+
+def make_foreign(path: Path) -> None:
+    pq.write_table(pa.table({"trace_id": ["x"], "colour": ["red"]}), path)
+
+
+def make_null(path: Path) -> None:
+    table = pq.read_table(path)
+    rows = [pa.nulls(table.num_rows, kind) for kind in table.schema.types]
+    pq.write_table(pa.Table.from_arrays(rows, schema=table.schema), path)
+
+
+def make_another_type(path: Path) -> None:
+    table = pq.read_table(path)
+    columns = [pa.array(["x"] * table.num_rows)] * table.num_columns
+    pq.write_table(pa.table(columns, names=table.schema.names), path)
+
+
+def change_text(path: Path) -> None:
+    """Sound Parquet; its ids are no numbers, its enumerations unknown."""
+    table = pq.read_table(path)
+    for index, column in enumerate(table.schema):
+        if column.type == pa.string():
+            new = pa.array(["never heard of"] * table.num_rows)
+            table = table.set_column(index, column, new)
+    pq.write_table(table, path)
+
+
+def make_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def make_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("table", ["requests", "parts"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        overwrite,
+        cut_off,
+        make_foreign,
+        make_null,
+        make_another_type,
+        change_text,
+        make_fifo,
+        make_directory,
+    ],
+)
+def test_a_bad_file_is_left_out_and_told_and_the_rest_is_read(
+    tmp_path: Path, table: str, damage: Callable[[Path], None]
+) -> None:
+    two_segments(tmp_path)
+    damage(tmp_path / f"{table}-00000001.parquet")
+    found, lines = names_and_lines(tmp_path)
+    assert found == ["two"]
+    (line,) = lines
+    assert line.startswith(f"left out: {tmp_path}/{table}-00000001.parquet: ")
+    damage(tmp_path / f"{table}-00000002.parquet")
+    with pytest.raises(DsagentError, match=f"nothing of it can be read: .*{table}-0") as raised:
+        read_accounts(tmp_path)
+    assert raised.value.exit_code == USAGE
+    assert "\n" not in str(raised.value)
+
+
+def test_wherever_bytes_are_overwritten_no_other_error_comes_out(tmp_path: Path) -> None:
+    two_segments(tmp_path)
+    for table in ("requests", "parts"):
+        path = tmp_path / f"{table}-00000001.parquet"
+        sound = path.read_bytes()
+        for at in range(0, len(sound), len(sound) // 15):
+            path.write_bytes(sound[:at] + b"\xff\x00\x7f\x80" + sound[at + 4 :])
+            found, lines = names_and_lines(tmp_path)
+            assert found == ["two"] if lines else found[-1] == "two"
+        path.write_bytes(sound)
+
+
+def test_a_fifo_where_the_recording_tells_what_it_is_holds_nobody_up(tmp_path: Path) -> None:
+    record_all(tmp_path / "rec", account())
+    make_fifo(tmp_path / "rec" / "meta.json")
+    with pytest.raises(DsagentError, match="not a regular file"):
         read_accounts(tmp_path / "rec")
+    (tmp_path / "next").mkdir()
+    os.mkfifo(tmp_path / "next" / "meta.json.part")
+    assert record_all(tmp_path / "next", account()).acknowledged > 0
