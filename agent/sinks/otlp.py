@@ -39,6 +39,7 @@ MAX_QUEUED_SPANS = 20_000
 MAX_QUEUED_BYTES = 16 << 20
 SPANS_PER_POST = 512
 LINGER_S = 1.0  # how long the first span of a post waits for others
+UNREACHED_S = 2.0  # how long the end waits for a back end that does not even take a connection
 
 
 class OtlpSink:
@@ -99,7 +100,8 @@ class OtlpSink:
             return replace(self._status, dropped=self._status.dropped + self._held.given_up)
 
     def stop(self, deadline_s: float) -> None:
-        deadline = time.monotonic() + deadline_s
+        now = time.monotonic()
+        deadline, unreached_deadline = now + deadline_s, now + min(deadline_s, UNREACHED_S)
         with self._lock:
             if self._is_stopping:
                 return
@@ -108,18 +110,23 @@ class OtlpSink:
             self._is_stopping = True
             self._lock.notify_all()
         for _, poster in self._workers:
-            poster.end_by(deadline)
+            poster.end_by(deadline if poster.is_reached else unreached_deadline)
+        for thread, _ in self._workers:
+            thread.join(max(0.0, unreached_deadline - time.monotonic()))
         for thread, poster in self._workers:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if poster.is_reached:
+                thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 poster.abandon()
         with self._lock:
             self._is_stopped = True
             status = self._status
+            failed = status.sent - status.acknowledged  # with those not answered for by now
+            unanswered = "no answer by the end" if failed > status.failed else ""
             self._status = replace(
                 status,
-                # Sent and not answered for by now.
-                failed=status.sent - status.acknowledged,
+                failed=failed,
+                reason=status.reason or unanswered,
                 dropped=status.dropped + len(self._queue),
             )
             self._queue.clear()

@@ -51,6 +51,7 @@ class Poster:
         self._is_gzip_accepted = False
         self._stopping = threading.Event()
         self._deadline_s = float("inf")  # on time.monotonic(), once it is to end
+        self.is_reached = False  # there was somebody at the other end, the last time it tried
 
     def post(self, body: bytes) -> Answer:
         """Blocks for about RETRY_FOR_S at most, and not beyond what `end_by` says."""
@@ -115,11 +116,13 @@ class Poster:
         was_open = self._connection is not None
         try:
             connection = self._connect()
+            self.is_reached = True
             connection.request("POST", endpoint.path, payload, headers)
             response = connection.getresponse()
             body = response.read(MAX_ANSWER_BYTES + 1)
         except OSError as error:  # refused, reset, timed out, no such host, bad certificate
             self.close()
+            self.is_reached = False
             reason = f"{endpoint.url}: {error.strerror or error or type(error).__name__}"
             # A connection kept open may have been closed over there since: a new one may do.
             is_stale = was_open and isinstance(error, ConnectionError)
@@ -151,6 +154,7 @@ class Poster:
                 self._connection = HTTPConnection(
                     endpoint.host, endpoint.port, timeout=endpoint.timeout_s
                 )
+            self._connection.connect()
         return self._connection
 
 

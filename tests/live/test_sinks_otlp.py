@@ -232,6 +232,38 @@ def test_nobody_listens() -> None:
     assert "refused" in status.reason
 
 
+def test_one_that_takes_no_connection_is_waited_for_a_moment_only() -> None:
+    """Its queue of connections is full: a new one gets no answer at all."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port = listener.getsockname()[1]
+        fill = [socket.socket() for _ in range(4)]
+        for each in fill:
+            each.setblocking(False)
+            each.connect_ex(("127.0.0.1", port))
+        sink = traces_only(port)
+        sink.start()
+        sink.take(FULL)
+        began = time.monotonic()
+        sink.stop(60.0)
+        assert time.monotonic() - began < 30
+        for each in fill:
+            each.close()
+    assert sink.status().sent == sink.status().failed > 0
+    assert sink.status().reason == "no answer by the end"
+
+
+def test_one_that_refuses_is_waited_for_a_moment_only() -> None:
+    sink = traces_only(free_port())
+    sink.start()
+    sink.take(FULL)
+    began = time.monotonic()
+    sink.stop(60.0)
+    assert time.monotonic() - began < 30
+    assert "refused" in sink.status().reason
+
+
 @contextmanager
 def raw_server(says: bytes | None) -> Iterator[int]:
     """Accepts; says something that is not HTTP and closes, or nothing at all."""
