@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any
@@ -19,7 +20,7 @@ from dsagent.agent.sinks.openmetrics import CLASSIC_TYPE, OPENMETRICS_TYPE, rend
 from dsagent.agent.slo import Limits
 
 MAX_CONNECTIONS = 8
-CLIENT_TIMEOUT_S = 10.0
+CLIENT_TIMEOUT_S = 5.0
 
 
 class PrometheusSink:
@@ -103,19 +104,25 @@ class PrometheusSink:
             self._reason = f"{type(error).__name__}: {error}"
 
     def count_refused(self) -> None:
-        """A connection was closed because too many were open."""
+        """A connection was closed to make room: too many were open."""
         with self._lock:
             self._dropped += 1
             self._reason = f"more than {MAX_CONNECTIONS} connections at once"
 
 
 class _Server(ThreadingHTTPServer):
+    """A thread a connection, MAX_CONNECTIONS at most. Where all places are taken, a new one takes
+    that of the one which has been there longest, of those that ask for nothing if there are any:
+    idle connections keep nobody out."""
+
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128
 
     def __init__(self, host: str, port: int, sink: PrometheusSink) -> None:
         self.sink = sink
-        self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._asking: dict[socket.socket, bool] = {}  # those open, the oldest first
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self.address_family = info[0]
         super().__init__((str(info[4][0]), int(info[4][1])), _Handler)
@@ -125,21 +132,39 @@ class _Server(ThreadingHTTPServer):
         TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
-            self.sink.count_refused()
-            self.shutdown_request(request)
-            return
+        with self._lock:
+            if len(self._asking) >= MAX_CONNECTIONS:
+                self._hang_up()
+            self._asking[request] = False
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no more threads to be had
-            self._places.release()
+            self._leave(request)
             raise
+
+    def _hang_up(self) -> None:
+        idle = (each for each, asks in self._asking.items() if not asks)
+        oldest = next(idle, None) or next(iter(self._asking))
+        del self._asking[oldest]
+        self.sink.count_refused()
+        with suppress(OSError):  # it has just gone by itself
+            oldest.shutdown(socket.SHUT_RDWR)  # its thread sees its end, and closes it
+
+    def asks(self, request: socket.socket) -> None:
+        """A whole request has come."""
+        with self._lock:
+            if request in self._asking:
+                self._asking[request] = True
+
+    def _leave(self, request: socket.socket) -> None:
+        with self._lock:
+            self._asking.pop(request, None)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._leave(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         # The base would print a traceback.
@@ -153,6 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
+        self.server.asks(self.connection)
         if self.path.split("?")[0] != "/metrics":
             self._answer(404, CLASSIC_TYPE, "look at /metrics\n")
             return
