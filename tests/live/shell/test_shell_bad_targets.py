@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 from shell_lab import Agent, Engine, dsagent
 
+from dsagent.agent import procfs
 from dsagent.agent.errors import CANNOT_ATTACH, DsagentError
 from dsagent.agent.session import Session
 from dsagent.agent.target import resolve
@@ -107,6 +108,15 @@ def test_a_launcher_is_followed_down_to_its_worker() -> None:
         assert f"(pid {engine.engine_pid})" in agent.attached().err[-1]
         assert agent.wait() == 0
         assert agent.document()["target"]["pid"] == engine.engine_pid
+
+
+def test_a_thread_leads_to_its_process() -> None:
+    with Engine() as engine:
+        (thread, *_) = set(procfs.threads(engine.pid)) - {engine.pid}
+        assert resolve(thread).pid == engine.pid
+        with Agent(thread, "--json", "--duration", "0.2") as agent:
+            assert agent.wait() == 0
+            assert agent.document()["target"]["pid"] == engine.pid
 
 
 def test_it_dies_while_attaching() -> None:
