@@ -25,7 +25,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from oteltap import OtelTapHttpProtobufReceiver, OtelTapHttpProtobufReceiverSettings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "accuracy"))
-from lab import DSAGENT, Engine, Load, engine, wait_for_line
+from lab import DSAGENT, Engine, engine, wait_for_line
+from load import Load
 
 pytestmark = [pytest.mark.ebpf, pytest.mark.smollm2]
 

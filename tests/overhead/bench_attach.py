@@ -33,7 +33,8 @@ from dsagent.instrumentation.records import Step
 from dsagent.instrumentation.ring import RingReader, find_rings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "accuracy"))
-from lab import DSAGENT, Engine, engine, send, text, wait_for_line
+from lab import DSAGENT, Engine, engine, wait_for_line
+from load import send, text
 
 BLOCK_S = 6.0
 SETTLE_S = 1.0
