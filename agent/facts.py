@@ -35,6 +35,8 @@ class Kind(IntEnum):
     RECLAIM = 13  # direct reclaim: the thread freed memory before it got any
     RETRANSMIT = 14  # a socket of the target sent a segment again; until it was acknowledged
     BACKPRESSURE = 15  # a socket of the target could not take more: its client reads slowly
+    BLOCK_IO = 16  # a request of the thread to a block device, which it need not wait for
+    OFF_FSYNC = 17  # uninterruptible, in fsync and its like
 
 
 FACT_DTYPE = np.dtype(

@@ -28,6 +28,7 @@ PRECEDENCE: tuple[tuple[Kind, str], ...] = (
     (Kind.MAJOR_FAULT, "memory.major_fault"),
     (Kind.RECLAIM, "memory.reclaim"),
     (Kind.OFF_DISK, "io.block"),
+    (Kind.OFF_FSYNC, "io.block"),
     (Kind.MINOR_FAULT, "memory.minor_fault"),
     (Kind.RETRANSMIT, "net.retransmit"),
     (Kind.BACKPRESSURE, "net.backpressure"),

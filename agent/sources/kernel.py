@@ -1,6 +1,6 @@
-"""The source "kernel": where the time of the target's threads went, as the scheduler saw it.
+"""The source "kernel": where the time of the target's threads went, as the kernel saw it.
 
-The BPF programs (bpf/sched.bpf.c) sum short intervals per thread and step and
+The BPF programs (bpf/*.bpf.c, named in agent/probes.py) sum short intervals per thread and step and
 send long ones alone; this side reads both in batches, cuts open intervals into
 pieces and knows what all that costs.
 """
@@ -20,7 +20,6 @@ from dsagent.agent import privileges
 from dsagent.agent.doctor import Places, kernel_checks
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import FACT_DTYPE, Facts, Kind, Readings, SourceStatus, Target
-from dsagent.agent.procfs import escape
 from dsagent.agent.sources import kernel_tables as tables
 from dsagent.agent.sources.bpf.layout import (
     CONTROL,
@@ -30,11 +29,10 @@ from dsagent.agent.sources.bpf.layout import (
     WORDS,
     constants,
 )
-from dsagent.agent.sources.bpf.libbpf import BpfObject, Library, Map
+from dsagent.agent.sources.bpf.libbpf import Library, Map
+from dsagent.agent.sources.bpf.loader import Loaded
 from dsagent.agent.sources.bpf.ringbuf import FactRing
 from dsagent.agent.sources.open_intervals import OpenIntervals
-
-PROGRAMS = ("on_switch", "on_waking", "on_tick", "on_fork", "on_exec")
 
 _FACTS_A_POLL_MAX = 200_000
 _NAMES_MAX = 8192
@@ -76,21 +74,20 @@ class KernelSource:
         """Load, attach, find the target's threads. Raises SourceUnavailable."""
         check(self._object_path)
         library = Library()
-        loaded = BpfObject(library, self._object_path)
+        loaded = Loaded(
+            library,
+            self._object_path.parent,
+            constants(
+                exact_ns=self._exact_ns,
+                foreign_exact_ns=self._foreign_exact_ns,
+                target_pid=self._target.pid,
+                pid_namespace=_own_pid_namespace(),
+                has_prev_state=(library.arguments_of("sched_switch") or 0) >= 4,
+                per_task_throttle=True,
+            ),
+            {"cpus": library.possible_cpus(), "facts": self._ring_bytes},
+        )
         try:
-            loaded.set_constants(
-                constants(
-                    exact_ns=self._exact_ns,
-                    foreign_exact_ns=self._foreign_exact_ns,
-                    target_pid=self._target.pid,
-                    pid_namespace=_own_pid_namespace(),
-                    has_prev_state=(library.arguments_of("sched_switch") or 0) >= 4,
-                    per_task_throttle=True,
-                )
-            )
-            loaded.set_entries("cpus", library.possible_cpus())
-            loaded.set_entries("facts", self._ring_bytes)
-            loaded.load()
             self._running = _Running(self._target, loaded, self._foreign_exact_ns)
             self._running.want(
                 dict.fromkeys((self._target.pid, *self._target.children), 0) | self._step_words
@@ -111,6 +108,11 @@ class KernelSource:
             return Readings()
         return self._running.poll(now_ns)
 
+    @property
+    def loaded(self) -> Loaded | None:
+        """The programs in the kernel, while it runs."""
+        return None if self._running is None else self._running.loaded
+
     def status(self) -> SourceStatus:
         if self._running is not None:
             self._last = self._running.status(self.name)
@@ -126,25 +128,24 @@ class KernelSource:
 class _Running:
     """The loaded programs, attached, and the memory shared with them."""
 
-    def __init__(self, target: Target, loaded: BpfObject, foreign_exact_ns: int) -> None:
-        self._target, self._object = target, loaded
+    def __init__(self, target: Target, loaded: Loaded, foreign_exact_ns: int) -> None:
+        self._target, self.loaded, self._object = target, loaded, loaded.base
         self._foreign_exact_ns = foreign_exact_ns
         self._memories: list[mmap.mmap] = []
         self._threads = self._shared("threads", THREAD)
         self._cpus = self._shared("cpus", CPU)
         self._control = self._shared(".bss", CONTROL)
         self._generation = memoryview(self._memories[-1])[:8].cast("Q")
-        self._wanted, self._names_map = loaded.map("wanted"), loaded.map("names")
-        self._words_map, self._words = loaded.map("words"), dict[int, int]()
-        self._ring = FactRing(loaded.map("facts"))
+        base = loaded.base
+        self._wanted, self._names_map = base.map("wanted"), base.map("names")
+        self._words_map, self._words = base.map("words"), dict[int, int]()
+        self._ring = FactRing(base.map("facts"))
         self._open = OpenIntervals()
         self._names: dict[int, str] = {}
         self._cpus_checked_ns = 0
         self._poll_cost_ns = 0
         self._lagging = False
-        for program in PROGRAMS:
-            loaded.attach(program)
-        self._scan_fd = loaded.attach("scan")
+        loaded.attach()
 
     def _shared(self, name: str, layout: np.dtype[np.void]) -> tables.Table:
         table: Map = self._object.map(name)
@@ -168,7 +169,7 @@ class _Running:
         # Once more as long as it finds children, whose own children may have come before them.
         found = -1
         while found != (found := int(self._control["slots_used"][0])):
-            self._object.run_iterator(self._scan_fd)
+            self._object.run_iterator(self.loaded.scan_fd)
         self._watch_cpus(time.monotonic_ns())
 
     def poll(self, now_ns: int) -> Readings:
@@ -180,6 +181,7 @@ class _Running:
         self._generation[0] = generation + 1
         sent = self._ring.read(_FACTS_A_POLL_MAX)
         self._lagging = len(sent) == _FACTS_A_POLL_MAX
+        sent, events = tables.split_notes(sent, self._threads[: self._slots_used()])
         owners = np.where(sent["kind"] == Kind.FOREIGN, ~sent["cpu"].astype(np.int64), sent["tid"])
         self._open.age()
         sent = self._open.trim(sent, owners.tolist())
@@ -207,6 +209,7 @@ class _Running:
             facts=facts,
             facts_complete_ns=None if self._lagging else until_ns,
             names=self._names_in(facts, threads),
+            events=events,
         )
         self._poll_cost_ns += time.thread_time_ns() - began_ns
         return readings
@@ -243,7 +246,7 @@ class _Running:
                 found = self._names_map.lookup(struct.pack("=I", number))
                 comm = None if found is None else found[8:]
             if comm is not None and number:
-                names[number] = escape(comm.split(b"\0")[0].decode("utf-8", "replace"))
+                names[number] = tables.comm_text(comm)
         return names
 
     def status(self, name: str) -> SourceStatus:
@@ -252,7 +255,11 @@ class _Running:
             notes.append(f"{untracked} threads beyond {MAX_THREADS} are not followed")
         if missed := int(self._cpus["missed"].sum()):
             notes.append(f"the kernel did not report {missed} switches")
-        runs = int(self._cpus["switches"].sum() + self._cpus["wakings"].sum())
+        if lost := self.loaded.lost_probes():
+            notes.append(
+                "not measured: " + ", ".join(f"{each} ({why})" for each, why in lost.items())
+            )
+        runs = sum(int(self._cpus[each].sum()) for each in ("switches", "wakings", "others"))
         return SourceStatus(
             name,
             "lagging" if self._lagging else "ok",
@@ -263,7 +270,7 @@ class _Running:
 
     def close(self) -> None:
         """Detach, unmap, free."""
-        self._object.close()
+        self.loaded.close()
         self._ring.close()
         self._generation.release()
         self._threads = self._cpus = self._control = np.empty(0, FACT_DTYPE)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dsagent.agent.facts import FACT_DTYPE, Facts, Kind, no_facts
+from dsagent.agent.facts import FACT_DTYPE, Event, Facts, Kind, no_facts
+from dsagent.agent.procfs import escape
 from dsagent.agent.sources.bpf.layout import STATE_BITS
 from dsagent.agent.sources.open_intervals import OpenIntervals
 
@@ -21,6 +22,32 @@ Table = npt.NDArray[np.void]
 _PIECE_NS = 50_000_000
 _PIECE_KINDS = (Kind.RUNQUEUE, Kind.THROTTLED, Kind.STOPPED)
 _SLEEP_PIECE_NS = 100_000_000
+# Not facts: kinds from here on are told as events.
+_NOTES_FROM = 64
+_NOTES = {
+    64: ("process.exec", "now runs another binary: {}"),
+    65: ("memory.oom", "is killed to get its memory: {}"),
+}
+_OFF = (Kind.OFF_FUTEX, Kind.OFF_DISK, Kind.OFF_FSYNC, Kind.OFF_OTHER, Kind.STOPPED)
+
+
+def comm_text(comm: bytes) -> str:
+    """A task's name as the kernel keeps it, made fit to be shown."""
+    return escape(comm.split(b"\0")[0].decode("utf-8", "replace"))
+
+
+def split_notes(sent: Facts, threads: Table) -> tuple[Facts, list[Event]]:
+    """The facts among what the kernel sent, and its notes as events."""
+    notes = sent["kind"] >= _NOTES_FROM
+    if not notes.any():
+        return sent, []
+    events = []
+    for kind, pid, tid, at_ns in sent[notes][["kind", "pid", "tid", "start_ns"]].tolist():
+        comm = next((comm_text(t["comm"]) for t in threads[threads["tid"] == tid]), "")
+        if kind in _NOTES:
+            name, text = _NOTES[kind]
+            events.append(Event(name, at_ns, f"{pid} {text.format(comm)}", {"process.pid": pid}))
+    return sent[~notes], events
 
 
 def thread_sums(threads: Table, generation: int) -> Facts:
@@ -73,11 +100,11 @@ def open_threads(threads: Table, told: OpenIntervals, until_ns: int, step: int) 
     kind = (word & ((1 << STATE_BITS) - 1)).astype(np.int64)
     start = (word >> STATE_BITS).astype(np.int64)
     woken = threads["waking_ns"].astype(np.int64)
-    waits = (kind >= Kind.OFF_FUTEX) & (woken > start)  # made runnable, not switched in yet
+    waits = np.isin(kind, _OFF) & (woken > start)  # made runnable, not switched in yet
     kind = np.where(waits, Kind.RUNQUEUE, kind)
     start = np.where(waits, woken, start)
     long = np.flatnonzero(
-        (kind >= Kind.RUNQUEUE) & (kind <= Kind.STOPPED) & (until_ns - start >= _PIECE_NS)
+        np.isin(kind, (Kind.RUNQUEUE, Kind.THROTTLED, *_OFF)) & (until_ns - start >= _PIECE_NS)
     )
     pieces: list[tuple[Any, ...]] = []
     for n in long.tolist():

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from dsagent.agent.errors import SourceUnavailable
-from dsagent.agent.facts import Facts, Kind, Target, no_facts
+from dsagent.agent.facts import Event, Facts, Kind, Target, no_facts
 from dsagent.agent.sources.kernel import KernelSource, check
 
 PRELUDE = """
@@ -111,6 +111,7 @@ class Watch:
         self.source = KernelSource(target, step_words or {}, **how)
         self.facts = no_facts()
         self.names: dict[int, str] = {}
+        self.events: list[Event] = []
         self.complete_ns = 0
         self.missed = 0  # switches that the kernel did not report, as the source says at its end
 
@@ -133,6 +134,7 @@ class Watch:
         readings = self.source.poll(time.monotonic_ns())
         self.facts = np.concatenate((self.facts, readings.facts))
         self.names |= readings.names
+        self.events += readings.events
         if readings.facts_complete_ns is not None:
             self.complete_ns = readings.facts_complete_ns
 

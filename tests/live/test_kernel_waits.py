@@ -149,7 +149,7 @@ with open(path, "wb", buffering=0) as file:
 say(start=start, end=now(), device=os.stat(path).st_dev); hear()
 """
     watch, told = measured(body)
-    disk = within(watch.of(Kind.OFF_DISK, tid=told["pid"]), told["start"], told["end"])
+    disk = within(watch.of(Kind.OFF_FSYNC, tid=told["pid"]), told["start"], told["end"])
     assert int(disk["count"].sum()) >= 7
     assert overlap_ns(disk, told["start"], told["end"]) > 0
 

@@ -8,11 +8,11 @@ import numpy as np
 
 from dsagent.agent.facts import FACT_DTYPE
 
-THREAD_KINDS = 8
+THREAD_KINDS = 18
 RUNS = 8
 WORDS = 64
 FOREIGNERS = 16
-STATE_BITS = 4
+STATE_BITS = 5
 MAX_THREADS = 4096
 
 _SUM = np.dtype([("ns", "u8"), ("start_ns", "u8"), ("end_ns", "u8"), ("count", "u8")])
@@ -23,6 +23,8 @@ THREAD = np.dtype(
         ("waking_ns", "u8"),
         ("run_start_ns", "u8"),
         ("run_step", "u8"),
+        ("fault_ns", "u8"),
+        ("reclaim_ns", "u8"),
         ("waker_pid", "u4"),
         ("waker_tid", "u4"),
         ("pid", "u4"),
@@ -49,7 +51,12 @@ CPU = np.dtype(
         ("running_tid", "u4"),
         ("switches", "u8"),
         ("wakings", "u8"),
+        ("others", "u8"),
         ("timer_ns", "u8"),
+        ("irq_start_ns", "u8"),
+        ("irq", "u4"),
+        ("steal_seen", "u4"),
+        ("steal_ns", "u8"),
         ("cost_ns", "u8"),
         ("dropped", "u8"),
         ("missed", "u8"),

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import mmap
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -34,6 +35,11 @@ _PROTOTYPES: dict[str, tuple[object, list[object]]] = {
     "bpf_object__find_map_by_name": (_P, [_P, _STR]),
     "bpf_object__find_program_by_name": (_P, [_P, _STR]),
     "bpf_program__attach": (_P, [_P]),
+    "bpf_program__attach_perf_event": (_P, [_P, _I]),
+    "bpf_program__fd": (_I, [_P]),
+    "bpf_program__set_autoload": (_I, [_P, ctypes.c_bool]),
+    "bpf_enable_stats": (_I, [_I]),
+    "bpf_map__reuse_fd": (_I, [_P, _I]),
     "bpf_link__fd": (_I, [_P]),
     "bpf_link__destroy": (_I, [_P]),
     "bpf_map__fd": (_I, [_P]),
@@ -70,6 +76,7 @@ class Library:
         self._print = _PrintFn(self._take_line)  # libbpf keeps the pointer: it must live on
         self._c.libbpf_set_print(ctypes.cast(self._print, ctypes.c_void_p))
         self._log = ""
+        self._btf: int | None = None
 
     def _take_line(self, level: int, template: bytes, arguments: int) -> int:
         """libbpf's printer, called while it opens and loads; keeps warnings (0) only."""
@@ -92,25 +99,34 @@ class Library:
     def possible_cpus(self) -> int:
         return max(1, int(self._c.libbpf_num_possible_cpus()))
 
+    def enable_run_stats(self) -> int | None:
+        """Have the kernel time each run of each program until the descriptor is closed; None
+        where it may not be asked to."""
+        fd = int(self._c.bpf_enable_stats(0))
+        return fd if fd >= 0 else None
+
     def arguments_of(self, tracepoint: str) -> int | None:
         """How many arguments the kernel's BTF gives a tracepoint; None: it does not say."""
-        btf = self._c.btf__load_vmlinux_btf()
-        if not btf:
+        self._btf = self._btf or self._c.btf__load_vmlinux_btf()
+        if not self._btf:
             return None
-        try:
-            found = self._c.btf__find_by_name(btf, f"btf_trace_{tracepoint}".encode())
-            for _ in range(2):  # typedef → pointer → function
-                if found <= 0:
-                    return None
-                found = ctypes.cast(
-                    self._c.btf__type_by_id(btf, found), ctypes.POINTER(ctypes.c_uint32)
-                )[2]
-            info = ctypes.cast(
-                self._c.btf__type_by_id(btf, found), ctypes.POINTER(ctypes.c_uint32)
-            )[1]
-            return int(info & 0xFFFF) - 1  # the first is the tracepoint's own data
-        finally:
-            self._c.btf__free(btf)
+        found = self._c.btf__find_by_name(self._btf, f"btf_trace_{tracepoint}".encode())
+        for _ in range(2):  # typedef → pointer → function
+            if found <= 0:
+                return None
+            found = ctypes.cast(
+                self._c.btf__type_by_id(self._btf, found), ctypes.POINTER(ctypes.c_uint32)
+            )[2]
+        info = ctypes.cast(
+            self._c.btf__type_by_id(self._btf, found), ctypes.POINTER(ctypes.c_uint32)
+        )[1]
+        return int(info & 0xFFFF) - 1  # the first is the tracepoint's own data
+
+    def forget_types(self) -> None:
+        """Free what `arguments_of` keeps for the next call: the kernel's BTF is large."""
+        if self._btf:
+            self._c.btf__free(self._btf)
+            self._btf = None
 
 
 class Map:
@@ -190,17 +206,43 @@ class BpfObject:
         if self._c.bpf_map__set_max_entries(self._find("map", map_name), entries) != 0:
             raise self._unavailable(f"refuses {entries} entries in {map_name}", ctypes.get_errno())
 
+    def leave_out(self, program: str) -> None:
+        """Do not load it: this kernel has not what it is attached to."""
+        self._c.bpf_program__set_autoload(self._find("program", program), False)
+
+    def share(self, owner: BpfObject, maps: Iterable[str]) -> None:
+        """Use the maps of another object that is loaded, instead of own ones. Before loading."""
+        for name in maps:
+            if self._c.bpf_map__reuse_fd(self._find("map", name), owner.map(name).fd) != 0:
+                raise self._unavailable(f"cannot share {name}", ctypes.get_errno())
+
     def load(self) -> None:
         if self._c.bpf_object__load(self._object) != 0:
             raise self._unavailable("cannot be loaded", ctypes.get_errno())
 
     def attach(self, program: str) -> int:
         """Attach; returns the link's descriptor, which the object keeps."""
-        link = self._c.bpf_program__attach(self._find("program", program))
+        return self._keep(program, self._c.bpf_program__attach(self._find("program", program)))
+
+    def attach_perf(self, program: str, perf_fd: int) -> int:
+        """Attach to an event of perf_event_open, whose descriptor becomes the link's."""
+        link = self._c.bpf_program__attach_perf_event(self._find("program", program), perf_fd)
+        if not link:
+            os.close(perf_fd)
+        return self._keep(program, link)
+
+    def _keep(self, program: str, link: int | None) -> int:
         if not link:
             raise self._unavailable(f"cannot attach {program}", ctypes.get_errno())
         self._links.append(link)
         return int(self._c.bpf_link__fd(link))
+
+    def runs(self, program: str) -> tuple[int, int]:
+        """How often it ran while the kernel was asked to time it, and nanoseconds in all."""
+        fd = int(self._c.bpf_program__fd(self._find("program", program)))
+        text = Path(f"/proc/self/fdinfo/{fd}").read_text()
+        fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        return int(fields.get("run_cnt", 0)), int(fields.get("run_time_ns", 0))
 
     def run_iterator(self, link_fd: int) -> None:
         """Run an attached iterator program over everything once."""

@@ -1,4 +1,5 @@
-/* The maps, and the way from a CPU or a task to its record. */
+/* The maps, and the way from a CPU or a task to its record. sched.bpf.o makes them; the other
+ * objects are given the same ones when they are loaded. */
 #ifndef DSAGENT_MAPS_H
 #define DSAGENT_MAPS_H
 
@@ -79,6 +80,13 @@ static __always_inline struct ds_cpu *this_cpu(void)
 	__u32 id = bpf_get_smp_processor_id();
 
 	return bpf_map_lookup_elem(&cpus, &id);
+}
+
+/* A program beside on_switch and on_waking ends, which began at `began`. */
+static __always_inline void count_run(struct ds_cpu *cpu, __u64 began)
+{
+	if ((++cpu->others & 63) == 0)
+		cpu->cost_ns += (bpf_ktime_get_ns() - began) << 6;
 }
 
 static __always_inline struct ds_thread *thread_of(struct task_struct *task)

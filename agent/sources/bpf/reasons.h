@@ -55,6 +55,12 @@ static __always_inline __u32 state_of(__u64 *ctx, struct task_struct *prev)
 	return settings.has_prev_state ? ctx[3] : prev->__state;
 }
 
+static __always_inline bool is_fsync(__s64 nr)
+{
+	return nr == NR_FSYNC || nr == NR_FDATASYNC || nr == NR_MSYNC || nr == NR_SYNC ||
+	       nr == NR_SYNCFS;
+}
+
 /* Why a thread leaves the CPU. */
 static __always_inline enum ds_kind why(struct task_struct *task, __u32 state, bool preempted)
 {
@@ -69,15 +75,14 @@ static __always_inline enum ds_kind why(struct task_struct *task, __u32 state, b
 		return DS_STOPPED;
 	if (bpf_core_field_exists(task->frozen) && BPF_CORE_READ_BITFIELD(task, frozen))
 		return DS_STOPPED; /* the cgroup v2 freezer parks it in an ordinary sleep */
+	/* A journal's commit is waited for without in_iowait; other uninterruptible waits are mostly
+	 * for the memory map's lock. */
+	if (state & STATE_UNINTERRUPTIBLE && is_fsync(nr))
+		return DS_OFF_FSYNC;
 	if (BPF_CORE_READ_BITFIELD(task, in_iowait))
 		return DS_OFF_DISK;
 	if (nr == NR_FUTEX || nr == NR_FUTEX_WAITV || nr == NR_FUTEX_WAIT)
 		return DS_OFF_FUTEX;
-	/* Other uninterruptible waits are mostly for the memory map's lock; a journal's commit is
-	 * waited for without in_iowait. */
-	if (state & STATE_UNINTERRUPTIBLE && (nr == NR_FSYNC || nr == NR_FDATASYNC ||
-	    nr == NR_MSYNC || nr == NR_SYNC || nr == NR_SYNCFS))
-		return DS_OFF_DISK;
 	return DS_OFF_OTHER;
 }
 

@@ -9,34 +9,12 @@
 #include <bpf/bpf_core_read.h>
 #include "sched.h"
 #include "maps.h"
+#include "steps.h"
 #include "sums.h"
+#include "foreign.h"
 #include "reasons.h"
 
 #define TIMER_NS 5000 /* a timer that wakes somebody does so within this time */
-
-/* The step last seen in a thread's process, or in the target where it has no word of its own. */
-static __always_inline __u64 last_step(struct ds_thread *t)
-{
-	struct ds_word *word = bpf_map_lookup_elem(&words, &t->word);
-
-	return word && word->address ? word->step : shared.step;
-}
-
-/* Read the step word from the memory at hand, that of the thread being switched out. */
-static __always_inline __u64 read_step(struct ds_thread *t)
-{
-	struct ds_word *word = bpf_map_lookup_elem(&words, &t->word);
-	__u64 step;
-
-	if (!word || !word->address)
-		return shared.step;
-	/* A page that is not there cannot be faulted in now: keep the step last seen. */
-	if (!bpf_probe_read_user(&step, sizeof(step), (void *)word->address)) {
-		word->step = step;
-		shared.step = step;
-	}
-	return word->step;
-}
 
 static __always_inline void give_back(struct ds_thread *t, struct task_struct *task)
 {
@@ -74,7 +52,7 @@ static __always_inline void report_off(struct ds_cpu *cpu, struct ds_thread *t, 
 
 static __always_inline bool is_off(enum ds_kind kind)
 {
-	return kind >= DS_OFF_FUTEX && kind <= DS_STOPPED;
+	return (kind >= DS_OFF_FUTEX && kind <= DS_STOPPED) || kind == DS_OFF_FSYNC;
 }
 
 /* A thread runs, and the kernel did not report that it was switched in, perhaps not even that it
@@ -291,6 +269,8 @@ track(struct task_struct *task, __u32 word, enum ds_kind kind, __u64 now)
 	t->word = word;
 	t->cpu = -1;
 	t->waking_ns = 0;
+	t->fault_ns = 0;
+	t->reclaim_ns = 0;
 	t->run_start_ns = now;
 	t->waker_pid = 0;
 	t->waker_tid = 0;
@@ -325,6 +305,7 @@ int on_exec(__u64 *ctx)
 {
 	struct task_struct *task = (void *)ctx[0];
 	struct ds_thread *t = thread_of(task);
+	struct ds_cpu *cpu = this_cpu();
 
 	if (t) {
 		struct ds_word *word = bpf_map_lookup_elem(&words, &t->word);
@@ -335,6 +316,8 @@ int on_exec(__u64 *ctx)
 		}
 		t->tid = seen_pid(task, false);
 		bpf_probe_read_kernel(t->comm, sizeof(t->comm), task->comm);
+		if (cpu)
+			send_note(cpu, t, DS_NOTE_EXEC);
 	}
 	return 0;
 }

@@ -3,7 +3,8 @@
 #ifndef DSAGENT_SCHED_H
 #define DSAGENT_SCHED_H
 
-/* What a thread of the target is doing: agent/facts.py's Kind, and four that make no fact. */
+/* What a thread of the target is doing or had to bear: agent/facts.py's Kind, three that make no
+ * fact, and notes, which user space turns into events. */
 enum ds_kind {
 	DS_UNKNOWN = 0,
 	DS_ONCPU = 1,
@@ -14,11 +15,22 @@ enum ds_kind {
 	DS_OFF_OTHER = 6,
 	DS_STOPPED = 7,
 	DS_FOREIGN = 8,
-	DS_YIELDED = 9, /* runnable, but it gave the CPU away itself */
-	DS_DEAD = 10,
+	DS_STEAL = 9,
+	DS_IRQ = 10,
+	DS_MAJOR_FAULT = 11,
+	DS_MINOR_FAULT = 12,
+	DS_RECLAIM = 13,
+	DS_RETRANSMIT = 14,
+	DS_BACKPRESSURE = 15,
+	DS_BLOCK_IO = 16,
+	DS_OFF_FSYNC = 17,
+	DS_YIELDED = 30, /* runnable, but it gave the CPU away itself */
+	DS_DEAD = 31,
+	DS_NOTE_EXEC = 64, /* a process of the target runs another binary */
+	DS_NOTE_OOM = 65, /* the kernel kills a process of the target to get its memory */
 };
 
-#define THREAD_KINDS 8 /* DS_ONCPU … DS_STOPPED are summed per thread; index 0 is unused */
+#define THREAD_KINDS 18 /* summed per thread; the indices 0 and DS_FOREIGN are unused */
 #define RUNS 8 /* the last tasks that ran on a CPU */
 #define WORDS 64 /* processes of a target that may have a running-step word, less one */
 #define FOREIGNERS 16 /* foreign processes summed per CPU and step before one is sent early */
@@ -76,6 +88,8 @@ struct ds_thread {
 	__u64 waking_ns; /* when it was last made runnable */
 	__u64 run_start_ns; /* when it was last switched in */
 	__u64 run_step; /* the step when it was last switched in or out */
+	__u64 fault_ns; /* when the page fault that it handles began; 0: none */
+	__u64 reclaim_ns; /* when it began to free memory; 0: it does not */
 	__u32 waker_pid;
 	__u32 waker_tid;
 	__u32 pid; /* as the agent sees them */
@@ -115,7 +129,12 @@ struct ds_cpu {
 	__u32 running_tid; /* of whatever runs now */
 	__u64 switches;
 	__u64 wakings;
+	__u64 others; /* runs of the programs beside those two */
 	__u64 timer_ns; /* when a timer last expired here */
+	__u64 irq_start_ns; /* of the interrupt on top of a thread of the target */
+	__u32 irq; /* enum ds_irq */
+	__u32 steal_seen; /* whether steal_ns is known */
+	__u64 steal_ns; /* of this CPU, as last read */
 	__u64 cost_ns; /* estimated from one run in 64 */
 	__u64 dropped; /* facts for which the ring had no room */
 	__u64 missed; /* switches of the target's threads that the kernel did not report */
