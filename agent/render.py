@@ -314,3 +314,21 @@ def checks(document: Document) -> Table:
         state = check["state"].replace("not_applicable", "n/a")
         table.add_row(Text(state, style=_CHECK_STYLE[check["state"]]), check["name"], text)
     return table
+
+
+def probes(document: Document) -> Table:
+    """What `probes` found."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("state", no_wrap=True)
+    table.add_column("probe", no_wrap=True)
+    table.add_column("a run", no_wrap=True, justify="right")
+    table.add_column("measures", overflow="fold")
+    for probe in document["probes"]:
+        text = Text(probe["measures"])
+        if probe["reason"]:
+            text.append(f"\n{escape(probe['reason'])}", style="bold")
+        cost_ns = probe["cost_ns"]
+        cost = "" if cost_ns is None else f"{cost_ns} ns"
+        state = Text(probe["state"], style=_STATE_STYLE[probe["state"]])
+        table.add_row(state, probe["name"], cost, text)
+    return table

@@ -1,4 +1,4 @@
-"""Writes what is generated in docs/: the tables of a recording and the catalogue of metrics."""
+"""Writes what is generated in docs/: the tables of a recording, the metrics, the probes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dsagent.agent.catalog import (
     STEP_METRICS,
 )
 from dsagent.agent.metric import prometheus_label
+from dsagent.agent.probes import OBJECTS, PROBES
 from dsagent.agent.sinks.schema import document
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -43,9 +44,28 @@ def metrics() -> str:
     return "\n".join(lines)
 
 
+def probes() -> str:
+    """Probe by probe, then program by program."""
+    lines = ["| probe | measures | programs | limits |", "|---|---|---|---|"]
+    for probe in PROBES:
+        ways = "; else ".join(", ".join(way) for way in probe.ways)
+        lines.append(f"| {probe.name} | {probe.measures} | {ways} | {probe.limits} |")
+    lines += ["", "| program | object | attached to | a run |", "|---|---|---|---|"]
+    for name, group in OBJECTS.items():
+        for program in group:
+            cost_ns = program.cost_ns
+            cost = "not measured" if cost_ns is None else f"{cost_ns / 1000:.2f} µs"
+            lines.append(f"| {program.name} | {name} | {program.hook} | {cost} |")
+    return "\n".join([*lines, ""])
+
+
 def generated() -> dict[Path, str]:
     """What each file should hold: its written beginning, then what is generated."""
-    ends = {DOCS / "schemas.md": document(), DOCS / "metrics.md": metrics()}
+    ends = {
+        DOCS / "schemas.md": document(),
+        DOCS / "metrics.md": metrics(),
+        DOCS / "probes.md": probes(),
+    }
     return {
         path: f"{path.read_text(encoding='utf-8').partition(MARKER)[0]}{MARKER}\n{end}"
         for path, end in ends.items()

@@ -1,0 +1,37 @@
+"""`dsagent probes`: what is read from the kernel here, and what it costs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsagent.agent.errors import FINDINGS
+from dsagent.agent.settings import option
+
+
+def probes(
+    json: Annotated[bool, option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """List the probes: whether each works here, what it measures, what a run costs.
+
+    Attaches each for a moment, to a child of its own; needs no target and no running agent. Ends
+    with 1 where a probe failed or none works.
+
+    \b
+    Example:
+      dsagent probes
+    """
+    from dsagent.agent import terminal
+    from dsagent.agent.trial import try_probes
+
+    document = {"probes": [tried.to_json() for tried in try_probes()]}
+    if json:
+        terminal.put_json(document)
+    else:
+        from dsagent.agent import render
+
+        terminal.put_text(render.probes(document))
+    states = [probe["state"] for probe in document["probes"]]
+    if "failed" in states or "ok" not in states:
+        raise typer.Exit(FINDINGS)
