@@ -35,7 +35,7 @@ class Injector:
     """A fault that can be done. `inject` blocks until it is over."""
 
     fault: Fault
-    model: str
+    engine: str  # its key in campaign.ENGINES
     inject: Inject
     # Why it cannot be done here; empty where it can.
     refused: Callable[[Bench], str] = lambda _bench: ""

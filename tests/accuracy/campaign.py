@@ -1,4 +1,4 @@
-"""One run of the laboratory: for each model one engine and one agent, the faults by turns."""
+"""One run of the laboratory: for each kind of engine one, with one agent, the faults by turns."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from score import Case
 from truth import Evidence, Injection, KernelAccounts
 
 CPU_CONTROLLER = Path("/sys/fs/cgroup/cpu")
-FLAGS: dict[str, tuple[str, ...]] = {
-    "smollm2": ("--max-num-batched-tokens", "256", "--max-model-len", "2048"),
-    "tiny-llama": ("--max-num-seqs", "8", "--num-kv-blocks", "160"),
+_SMOLLM2 = ("--max-num-batched-tokens", "256", "--max-model-len", "2048")
+# One engine each: its model, flags, and how long the load's replies are.
+ENGINES: dict[str, tuple[str, tuple[str, ...], tuple[int, int]]] = {
+    "smollm2": ("smollm2", _SMOLLM2, (10, 24)),
+    "smollm2, one thread": ("smollm2", (*_SMOLLM2, "--threads", "1"), (10, 24)),
+    "tiny-llama": ("tiny-llama", ("--max-num-seqs", "8", "--num-kv-blocks", "160"), (30, 80)),
 }
-MAX_TOKENS = {"smollm2": (10, 24), "tiny-llama": (30, 80)}
 CLIENTS = 4
 CLIENTS_NICENESS = 10
 REDRAWS = 2  # of an injection that found nobody there
@@ -44,14 +46,14 @@ Say = Callable[[str], None]
 
 
 def run(injectors: Sequence[Injector], *, seed: int, budget_s: float, say: Say) -> Outcome:
-    """Each model gets its part of the budget, by how many faults it serves."""
+    """Each engine gets its part of the budget, by how many faults it serves."""
     outcome = Outcome()
-    for model in dict.fromkeys(injector.model for injector in injectors):
-        mine = [injector for injector in injectors if injector.model == model]
+    for name in dict.fromkeys(injector.engine for injector in injectors):
+        mine = [injector for injector in injectors if injector.engine == name]
         share_s = budget_s * len(mine) / len(injectors)
         with tempfile.TemporaryDirectory(prefix="dsagent-lab-") as folder:
             evidence, observed = _one_engine(
-                model, mine, Path(folder), seed, time.monotonic() + share_s, say, outcome
+                name, mine, Path(folder), seed, time.monotonic() + share_s, say, outcome
             )
             facts = read_facts(observed.directory)
             learn(facts, list(evidence.unharmed()))
@@ -62,7 +64,7 @@ def run(injectors: Sequence[Injector], *, seed: int, budget_s: float, say: Say) 
 
 
 def _one_engine(
-    model: str,
+    name: str,
     injectors: Sequence[Injector],
     folder: Path,
     seed: int,
@@ -70,14 +72,15 @@ def _one_engine(
     say: Say,
     outcome: Outcome,
 ) -> tuple[Evidence, Observed]:
-    dice = random.Random(f"{seed} {model}")
+    dice = random.Random(f"{seed} {name}")
+    model, flags, max_tokens = ENGINES[name]
     injections: list[Injection] = []
     with (
-        engine(model, *FLAGS[model]) as target,
+        engine(model, *flags) as target,
         own_cgroup(target.pid) as cgroup,
         agent(target.pid, folder) as observed,
         KernelAccounts(target.pid) as kernel,
-        Load(target, clients=CLIENTS, max_tokens=MAX_TOKENS[model], seed=seed) as load,
+        Load(target, clients=CLIENTS, max_tokens=max_tokens, seed=seed) as load,
     ):
         # The clients step aside, or they would be a fault of their own on so few cores.
         os.setpriority(os.PRIO_PROCESS, 0, CLIENTS_NICENESS)
@@ -95,7 +98,7 @@ def _one_engine(
             rounds += 1
             for injector in dice.sample(todo, len(todo)):
                 injections += _inject(injector, bench, dice, say)
-            say(f"{model}: round {rounds} done, {max(0, deadline_s - time.monotonic()):.0f} s left")
+            say(f"{name}: round {rounds} done, {max(0, deadline_s - time.monotonic()):.0f} s left")
     sent = list(load.sent) + [one for burst in bench.bursts for one in burst.sent]
     evidence = Evidence(
         faults={injector.fault.name: injector.fault for injector in injectors},

@@ -74,7 +74,7 @@ def restate() -> int:
 
 def record() -> None:
     """Three faults of known kinds on a real engine, seen by the agent's own sources."""
-    from campaign import FLAGS, warm
+    from campaign import ENGINES, warm
     from faults.cpu import run_hogs
     from faults.stops import stop_for
     from lab import engine
@@ -82,7 +82,8 @@ def record() -> None:
 
     dice = random.Random(3)
     lines: list[dict[str, Any]] = []
-    with engine("smollm2", *FLAGS["smollm2"]) as target:
+    model, flags, _ = ENGINES["smollm2"]
+    with engine(model, *flags) as target:
         feeds = Feeds(resolve_starting(target.pid, lambda _line: None))
         feeds.start()
         lines.append({"attached_ns": time.monotonic_ns()})

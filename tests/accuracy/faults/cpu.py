@@ -55,6 +55,14 @@ def hog(bench: Bench, dice: random.Random) -> Injection:
     return Injection("cpu_hog", start_ns, end_ns, None, frozenset({HOG}))
 
 
+def sibling_hog(bench: Bench, dice: random.Random) -> Injection:
+    """A hog on one core; the engine, of one thread here, has the other to itself but for what
+    the scheduler moves about. What it loses is a shared core's, cache's and bus's doing."""
+    cpu = dice.choice(sorted(os.sched_getaffinity(bench.target.pid)))
+    start_ns, end_ns = run_hogs([cpu], dice.uniform(1.0, 2.5), 0)
+    return Injection("sibling_hog", start_ns, end_ns, None, frozenset({HOG}))
+
+
 def quota(bench: Bench, dice: random.Random) -> Injection:
     """The engine's cgroup gets a part of what it needs. cpu.stat does not tell the size: it adds
     up the CPUs, and whether their halts coincide it does not say."""
@@ -76,8 +84,18 @@ def _no_cgroup(bench: Bench) -> str:
     return "" if bench.cgroup is not None else "no writable cgroup v1 cpu controller"
 
 
+def _one_cpu(bench: Bench) -> str:
+    return "" if len(os.sched_getaffinity(bench.target.pid)) > 1 else "the engine has but one CPU"
+
+
 CPU_HOG = Injector(
     Fault("cpu_hog", frozenset({"cpu.runqueue"}), "counterfactual", life), "smollm2", hog
+)
+SIBLING_HOG = Injector(
+    Fault("sibling_hog", frozenset({"cpu.slowed", "cpu.runqueue"}), "counterfactual", life),
+    "smollm2, one thread",
+    sibling_hog,
+    refused=_one_cpu,
 )
 QUOTA = Injector(
     Fault("quota", frozenset({"cpu.throttled"}), "counterfactual", life),

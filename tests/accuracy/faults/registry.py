@@ -10,6 +10,7 @@ ALL: tuple[Injector, ...] = (
     stops.SIGSTOP,
     stops.DEBUGGER,
     cpu.CPU_HOG,
+    cpu.SIBLING_HOG,
     cpu.QUOTA,
     inside.GIL,
     inside.LOCK,
@@ -26,7 +27,4 @@ ALL: tuple[Injector, ...] = (
     combined.STOP_AND_HOG,
 )
 _NO_PROBE = ("retransmits", "major_faults", "reclaim", "disk_stall", "interrupt_storm")
-NOT_YET: dict[str, str] = {
-    **dict.fromkeys(_NO_PROBE, "probe not there yet"),
-    "sibling_hog": "the engine's steps use every core here: a hog on one of them is cpu_hog",
-}
+NOT_YET: dict[str, str] = dict.fromkeys(_NO_PROBE, "probe not there yet")
