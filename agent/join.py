@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -122,14 +123,26 @@ class Joiner:
     looked at one by one."""
 
     def __init__(self, facts: Facts, watched: Watched) -> None:
+        self._facts = facts
         self._watched = watched
         watched_tids = np.fromiter({watched.loop_tid, *watched.gang}, np.uint32)
-        mine = facts[np.isin(facts["tid"], watched_tids)]
-        exact = mine[(mine["exact"] == 1) & np.isin(mine["kind"], _RANKED)]
-        self._exact = FactIndex(exact)
-        self._foreign = FactIndex(facts[facts["kind"] == Kind.FOREIGN])
-        self._futex = FactIndex(facts[(facts["kind"] == Kind.OFF_FUTEX) & (facts["exact"] == 1)])
-        self._summed = _summed(mine[mine["exact"] == 0])
+        self._mine = facts[np.isin(facts["tid"], watched_tids)]
+        exact = (self._mine["exact"] == 1) & np.isin(self._mine["kind"], _RANKED)
+        self._exact = FactIndex(self._mine[exact])
+
+    # Most sections need none of these: they are made when one does.
+    @cached_property
+    def _foreign(self) -> FactIndex:
+        return FactIndex(self._facts[self._facts["kind"] == Kind.FOREIGN])
+
+    @cached_property
+    def _futex(self) -> FactIndex:
+        chosen = (self._facts["kind"] == Kind.OFF_FUTEX) & (self._facts["exact"] == 1)
+        return FactIndex(self._facts[chosen])
+
+    @cached_property
+    def _summed(self) -> dict[int, list[Delay]]:
+        return _summed(self._mine[self._mine["exact"] == 0])
 
     def join(self, piece: Piece) -> Piece:
         """`piece` with all that the kernel measured in its sections."""
