@@ -26,6 +26,7 @@ from dsagent.agent.ledger import BYS, KEEP_NS, Ledger
 from dsagent.agent.outlets import Outlets
 from dsagent.agent.overhead import OverheadMeter, hooks_ns
 from dsagent.agent.sinks.base import Explained, Sink, SinkStatus
+from dsagent.agent.statuses import sink_json, source_json
 from dsagent.agent.target import check_alive
 from dsagent.agent.ticker import Ticker
 from dsagent.agent.waker import Waker
@@ -344,11 +345,11 @@ class Session:
             "duration_ns": ended_ns - self._attached_ns,
             "steps": self.counts.steps,
             "requests": self.counts.requests,
-            "sources": [_source_json(status) for status in self._feeds.statuses()],
+            "sources": [source_json(status) for status in self._feeds.statuses()],
             "uncounted_losses": self._feeds.steps.uncounted_losses,
             "accounting_failures": self.accounting_failures,
             "clock_error_ns": self._clock.error_ns,
-            "sinks": [_sink_json(status) for status in sinks],
+            "sinks": [sink_json(status) for status in sinks],
             "overhead": {
                 "ratio": self._overhead.ratio,
                 "agent_cpu_ratio": self._overhead.agent_cpu_ratio,
@@ -389,24 +390,3 @@ def _one_array(brought: Sequence[Readings]) -> Facts:
     if len(arrays) > 1:
         return np.concatenate(arrays)
     return arrays[0] if arrays else no_facts()
-
-
-def _source_json(status: SourceStatus) -> dict[str, Any]:
-    return {
-        "name": status.name,
-        "state": status.state,
-        "reason": status.reason,
-        "dropped": status.dropped,
-        "cost_ns": status.cost_ns,
-    }
-
-
-def _sink_json(status: SinkStatus) -> dict[str, Any]:
-    return {
-        "name": status.name,
-        "sent": status.sent,
-        "acknowledged": status.acknowledged,
-        "failed": status.failed,
-        "dropped": status.dropped,
-        "reason": status.reason,
-    }
