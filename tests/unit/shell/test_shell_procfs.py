@@ -114,7 +114,7 @@ def test_what_may_not_be_seen_is_no_process_to_us(
 
 def test_own_memory_has_the_helpers_and_not_what_was_started_for_others() -> None:
     def started(**options: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", "x = bytearray(40 << 20); print(flush=True); input()"]
+        command = [sys.executable, "-c", "x = bytearray(400 << 20); print(flush=True); input()"]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
         assert child.stdout is not None
         child.stdout.readline()
@@ -130,8 +130,9 @@ def test_own_memory_has_the_helpers_and_not_what_was_started_for_others() -> Non
         child.communicate(b"\n", timeout=60)
     assert with_engine is not None
     assert with_helper is not None
-    assert with_engine < alone + (20 << 20)
-    assert with_helper > alone + (35 << 20)
+    # Far apart: our own proportional share moves by some 10 MB as others with our libraries end.
+    assert with_engine < alone + (200 << 20)
+    assert with_helper > alone + (200 << 20)
 
 
 def test_command_lines() -> None:
