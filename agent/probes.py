@@ -228,7 +228,7 @@ PROBES: tuple[Probe, ...] = (
         "time in which a TCP socket of the target took no more because its client read too "
         "slowly, until more was written",
         (("on_send", "on_socket_state"),),
-        "since Linux 6.3",
+        "since Linux 6.3; told when it ends",
     ),
     Probe(
         "step.tag",

@@ -32,7 +32,7 @@ send_foreigner(struct ds_cpu *cpu, struct ds_foreigner *f, __u64 step)
 	f->pid = 0;
 }
 
-static __noinline int send_foreigners(struct ds_cpu *cpu, struct ds_foreign_sums *sums)
+__noinline int send_foreigners(struct ds_cpu *cpu, struct ds_foreign_sums *sums)
 {
 	if (!cpu || !sums)
 		return 0;

@@ -1,5 +1,8 @@
 /* How an interval leaves: alone through the ring buffer if it is long, else added to a sum, which
- * is sent when the step changes and read by user space once a generation. */
+ * is sent when the step changes and read by user space once a generation.
+ *
+ * Functions that are not static are verified once, and not again wherever they are called: that
+ * takes two thirds off the time to load. */
 #ifndef DSAGENT_SUMS_H
 #define DSAGENT_SUMS_H
 
@@ -12,7 +15,7 @@ static __always_inline void enter(struct ds_thread *t, enum ds_kind kind, __u64 
 	*(volatile __u64 *)&t->since_state = now << STATE_BITS | kind;
 }
 
-static __noinline int
+__noinline int
 send_sums(struct ds_cpu *cpu, struct ds_thread *t, struct ds_thread_sums *sums)
 {
 	if (!cpu || !t || !sums)
@@ -88,7 +91,7 @@ send_interval(struct ds_cpu *cpu, struct ds_thread *t, const struct ds_interval 
 }
 
 /* Who ran longest on a CPU within an interval, of the last RUNS tasks there. */
-static __noinline int blame(struct ds_cpu *cpu, struct ds_interval *i, __u64 *longest)
+__noinline int blame(struct ds_cpu *cpu, struct ds_interval *i, __u64 *longest)
 {
 	if (!cpu || !i || !longest)
 		return 0;
@@ -106,7 +109,7 @@ static __noinline int blame(struct ds_cpu *cpu, struct ds_interval *i, __u64 *lo
 	return 0;
 }
 
-static __noinline int report(struct ds_cpu *cpu, struct ds_thread *t, struct ds_interval *i)
+__noinline int report(struct ds_cpu *cpu, struct ds_thread *t, struct ds_interval *i)
 {
 	if (!cpu || !t || !i || i->end <= i->start)
 		return 0;
