@@ -55,6 +55,8 @@ def run(injectors: Sequence[Injector], *, seed: int, budget_s: float, say: Say) 
             evidence, observed = _one_engine(
                 name, mine, Path(folder), seed, time.monotonic() + share_s, say, outcome
             )
+            for source in observed.summary["sources"]:
+                say(f"{name}: source {source['name']} {source['state']} {source['reason']}")
             facts = read_facts(observed.directory)
             learn(facts, list(evidence.unharmed()))
             outcome.cases += cases(evidence, facts)

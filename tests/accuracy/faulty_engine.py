@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +23,8 @@ from dsagent.instrumentation import reference
 
 Interval = tuple[int, int]
 
+_NOISE = os.urandom(1_000_000)
+
 _PR_SET_NAME = 15
 _libc = ctypes.CDLL(None)
 _libc_with_gil = ctypes.PyDLL(None)  # its calls keep the GIL
@@ -29,19 +33,21 @@ _lock_waits: list[Interval] = []  # of the loop, for that lock
 
 
 class Waits:
-    """How long each call of one function is to take in addition, for how many calls."""
+    """How long each call of one function is to take in addition, for how many calls, and by
+    what: `wait` gets the amount."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait: Callable[[float], Interval]) -> None:
+        self._wait = wait
         self._calls = 0
-        self._seconds = 0.0
+        self._amount = 0.0
         self._done = threading.Event()
         self.intervals: list[Interval] = []
 
-    def arm(self, *, seconds: float, calls: int, limit_s: float) -> list[Interval]:
+    def arm(self, *, amount: float, calls: int, limit_s: float) -> list[Interval]:
         """Blocks until it has happened so often, or `limit_s` are over."""
         self._done.clear()
         self.intervals = []
-        self._seconds, self._calls = seconds, calls
+        self._amount, self._calls = amount, calls
         self._done.wait(limit_s)
         self._calls = 0
         return self.intervals
@@ -50,14 +56,29 @@ class Waits:
         if self._calls <= 0:
             return
         self._calls -= 1
-        start_ns = time.monotonic_ns()
-        time.sleep(self._seconds)
-        self.intervals.append((start_ns, time.monotonic_ns()))
+        self.intervals.append(self._wait(self._amount))
         if not self._calls:
             self._done.set()
 
 
-sampler, tokenising = Waits(), Waits()
+def _sleep(seconds: float) -> Interval:
+    start_ns = time.monotonic_ns()
+    time.sleep(seconds)
+    return start_ns, time.monotonic_ns()
+
+
+def _write_through(megabytes: float) -> Interval:
+    """To the disk and not only to the cache: when the disk was waited for."""
+    with tempfile.TemporaryFile() as file:
+        for _ in range(round(megabytes)):
+            file.write(_NOISE)
+        file.flush()
+        start_ns = time.monotonic_ns()
+        os.fsync(file.fileno())
+        return start_ns, time.monotonic_ns()
+
+
+sampler, tokenising, disk = Waits(_sleep), Waits(_sleep), Waits(_write_through)
 
 
 def _wrap(function: Callable[..., Any], before: Callable[[], None]) -> Callable[..., Any]:
@@ -75,6 +96,7 @@ def _before_sampling() -> None:
         _lock_waits.append((start_ns, time.monotonic_ns()))
     _sampler_lock.release()
     sampler.strike()
+    disk.strike()
 
 
 def _in_thread(name: str, work: Callable[[], None]) -> None:
@@ -118,6 +140,7 @@ def hold_lock(*, seconds: float, times: int, pause_s: float) -> list[Interval]:
 
 
 FAULTS: dict[str, Callable[..., list[Interval]]] = {
+    "disk": disk.arm,
     "gil": hold_gil,
     "lock": hold_lock,
     "sampler": sampler.arm,

@@ -34,17 +34,27 @@ def _contended(dice: random.Random) -> dict[str, float]:
 
 
 def _hang(dice: random.Random) -> dict[str, float]:
-    return {"seconds": dice.uniform(2.2, 3.5), "calls": 1, "limit_s": 10}
+    return {"amount": dice.uniform(2.2, 3.5), "calls": 1, "limit_s": 10}
 
 
 def _slow_sampler(dice: random.Random) -> dict[str, float]:
-    return {"seconds": dice.uniform(0.01, 0.06), "calls": dice.randint(8, 16), "limit_s": 10}
+    return {"amount": dice.uniform(0.01, 0.06), "calls": dice.randint(8, 16), "limit_s": 10}
 
 
 def _slow_tokenizer(dice: random.Random) -> dict[str, float]:
-    return {"seconds": dice.uniform(0.15, 0.6), "calls": 3, "limit_s": 10}
+    return {"amount": dice.uniform(0.15, 0.6), "calls": 3, "limit_s": 10}
 
 
+def _through(dice: random.Random) -> dict[str, float]:
+    """Megabytes that the loop writes through to the disk in each of some steps."""
+    return {"amount": dice.uniform(40, 120), "calls": dice.randint(4, 10), "limit_s": 20}
+
+
+DISK_STALL = Injector(
+    Fault("disk_stall", frozenset({"io.block"}), "logged", in_engine),
+    "smollm2",
+    _inject("disk_stall", "disk", _through),
+)
 GIL = Injector(
     Fault("gil", frozenset({"lock.wait"}), "logged", in_engine),
     "smollm2",

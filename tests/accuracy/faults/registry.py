@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench import Injector
-from faults import clients, combined, cpu, inside, requests, stops
+from faults import clients, combined, cpu, inside, memory, requests, stops
 
 ALL: tuple[Injector, ...] = (
     combined.NONE,
@@ -17,6 +17,8 @@ ALL: tuple[Injector, ...] = (
     inside.LOOP_HANG,
     inside.SLOW_SAMPLER,
     inside.SLOW_TOKENIZER,
+    inside.DISK_STALL,
+    memory.MAJOR_FAULTS,
     requests.LONG_PREFILL,
     requests.SHORT_BEHIND_LONG,
     requests.PREFIX_MISS,
@@ -24,7 +26,10 @@ ALL: tuple[Injector, ...] = (
     requests.KV_EXHAUSTION,
     clients.SLOW_READER,
     clients.SLOW_UPLOADER,
+    clients.RETRANSMITS,
     combined.STOP_AND_HOG,
 )
-_NO_PROBE = ("retransmits", "major_faults", "reclaim", "disk_stall", "interrupt_storm")
-NOT_YET: dict[str, str] = dict.fromkeys(_NO_PROBE, "probe not there yet")
+NOT_YET: dict[str, str] = {
+    "reclaim": "the engine takes no new memory once it is warm: under no limit does it reclaim",
+    "interrupt_storm": "loopback packets are worked off in the sender's own time: a cpu_hog",
+}
