@@ -250,7 +250,7 @@ def choose(
         own = [each for each in pids if owners[each] == os.geteuid()] or pids
         if len(own) > 1:
             raise DsagentError(
-                f"several agents are running; name one with --pid: {_listed(own)}",
+                f"several servers are watched; choose one by its pid with --pid: {_listed(own)}",
                 exit_code=USAGE,
             )
         return own[0]

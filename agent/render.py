@@ -98,7 +98,9 @@ def _headline(document: Document) -> Text:
     text.append("\n")
     figures = [f"{ms(document['e2e_ns'])} in all"]
     if document["ttft_ns"] is not None:
-        figures.append(f"first token after {ms(document['ttft_ns'])}")
+        whole = document["ttft_ns"] == document["e2e_ns"]
+        first = f"first token after {ms(document['ttft_ns'])}"
+        figures.append("sent in one piece" if whole else first)
     if document["tpot_ns"] is not None:
         figures.append(f"{ms(document['tpot_ns'])} a token")
     text.append(", ".join(figures), style="bold")
@@ -118,6 +120,8 @@ def _headline(document: Document) -> Text:
 
 def _notes(document: Document) -> list[str]:
     notes = []
+    if any(part["how"] == "assumed" for part in document["parts"]):
+        notes.append("assumed: the model knows too few clean steps yet, or none of this size")
     if not document.get("finished", True):
         notes.append("not finished: this is its account so far")
     if document.get("error"):

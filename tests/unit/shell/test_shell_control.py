@@ -265,7 +265,7 @@ def test_choosing_among_the_running(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert choose(21) == 20  # a process of its target
     assert choose(2121) == 20  # a thread of that
     unix_table(tmp_path, 20, 30, 40, 50)
-    with pytest.raises(DsagentError, match=r"name one with --pid: 20, 30$"):
+    with pytest.raises(DsagentError, match=r"choose one by its pid with --pid: 20, 30$"):
         choose(None)
     assert choose(30) == 30
     with pytest.raises(DsagentError, match=r"no dsagent is attached to process 40; to: 20, 30$"):
