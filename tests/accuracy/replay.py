@@ -14,6 +14,7 @@ import json
 import os
 import random
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -38,9 +39,7 @@ from dsagent.instrumentation.records import (
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 FACTS, ATTRIBUTION = FIXTURES / "recorded_facts.jsonl.gz", FIXTURES / "attribution.json.gz"
 TICK_S = 0.2
-# What a real session reads too but an account is never made of is left out, to keep it small.
-LEFT_OUT = (Kind.FOREIGN,)
-LEAST_FOREIGN_NS = 1_000_000
+LEAST_FOREIGN_NS = 1_000_000  # shorter turns of strangers are left out, to keep it small
 
 
 def attributed(lines: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -105,8 +104,6 @@ class _Ticks:
     """Polls the sources as a session does, in a thread that alone touches them."""
 
     def __init__(self, feeds: Feeds, lines: list[dict[str, Any]]) -> None:
-        import threading
-
         self._feeds, self._lines = feeds, lines
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -128,7 +125,7 @@ class _Ticks:
 
 def _document(readings: Readings) -> dict[str, Any]:
     facts = readings.facts
-    little = np.isin(facts["kind"], LEFT_OUT) & (facts["ns"] < LEAST_FOREIGN_NS)
+    little = (facts["kind"] == Kind.FOREIGN) & (facts["ns"] < LEAST_FOREIGN_NS)
     facts = facts[~little]
     return {
         "steps": [asdict(step) for step in readings.steps],

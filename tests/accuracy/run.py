@@ -51,7 +51,7 @@ def judged(outcome: Outcome, injectors: Sequence[Injector]) -> tuple[Score, dict
     for injector in injectors:
         name = injector.fault.name
         if name not in hurt and name != "none" and name not in not_run:
-            not_run[name] = "hurt nobody by a tenth of his time, however often it was drawn"
+            not_run[name] = "took a tenth of nobody's time, or strangers took more"
     return result, not_run
 
 

@@ -45,7 +45,7 @@ def test_the_agent_lost_nothing(outcome: Outcome) -> None:
 def test_the_top_cause_is_not_surely_below_the_floor(result: Score) -> None:
     right = sum(count.right for count in result.counts.values())
     affected = sum(count.affected for count in result.counts.values())
-    assert affected >= 20
+    assert affected >= 10, "the faults hurt hardly anybody"
     assert wilson(right, affected)[1] >= FLOORS["top1_ratio"], f"{right} of {affected}"
 
 
