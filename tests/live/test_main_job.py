@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import signal
 import socket
@@ -208,27 +209,35 @@ def test_one_request_from_the_client_to_every_place_it_is_looked_for(
         assert sink["failed"] == sink["dropped"] == 0, sink
 
 
-def bpf_programs() -> set[int]:
+def programs_in_the_kernel() -> set[int]:
     shown = subprocess.run(
         ["bpftool", "-j", "prog"], capture_output=True, text=True, check=True
     ).stdout
     return {program["id"] for program in json.loads(shown)}
 
 
+def programs_held_by(pid: int) -> set[int]:
+    """Ids of the BPF programs behind its descriptors: others' agents have theirs."""
+    held: set[int] = set()
+    for info in Path(f"/proc/{pid}/fdinfo").iterdir():
+        held |= {int(found) for found in re.findall(r"^prog_id:\s+(\d+)$", info.read_text(), re.M)}
+    return held
+
+
 def test_an_agent_killed_under_load_leaves_nothing_and_the_engine_serves_on(
     target: Engine,
 ) -> None:
-    before = bpf_programs()
     with Load(target, clients=2, max_tokens=(4, 8), seed=5) as load:
         agent = attach(target)
         load.wait_for(2)
-        assert bpf_programs() - before, "it had no probes to leave"
+        its_own = programs_held_by(agent.pid)
+        assert its_own, "it had no probes to leave"
         end(agent, signal.SIGKILL)
         load.wait_for(4)
     assert not [sent.error for sent in load.sent if sent.error]
     deadline = time.monotonic() + DEADLINE_S
-    while bpf_programs() - before:  # the kernel frees them after the last fd is closed
-        assert time.monotonic() < deadline, bpf_programs() - before
+    while its_own & programs_in_the_kernel():  # the kernel frees them after the last fd is closed
+        assert time.monotonic() < deadline, its_own & programs_in_the_kernel()
         time.sleep(0.1)
     assert f"@dsagent/{target.pid}" not in Path("/proc/net/unix").read_text()
 
