@@ -30,6 +30,6 @@ ALL: tuple[Injector, ...] = (
     combined.STOP_AND_HOG,
 )
 NOT_YET: dict[str, str] = {
-    "reclaim": "the engine takes no new memory once it is warm: under no limit does it reclaim",
-    "interrupt_storm": "loopback packets are worked off in the sender's own time: a cpu_hog",
+    "reclaim": "not tried: the engine takes no new memory once it is warm, so hardly reclaims",
+    "interrupt_storm": "not tried: loopback packets are worked off in the sender's own time",
 }
