@@ -2,7 +2,8 @@
 
 Figures come from here, never from a timed test. With --json: nothing is
 written, and one JSON document goes to stdout. Names given as arguments (such
-as `join`) choose among the benchmarks; then, too, nothing is written.
+as `join`) choose among the benchmarks; then, too, nothing is written, unless
+--write asks for their sections of the page.
 """
 
 from __future__ import annotations
@@ -84,8 +85,29 @@ def run(path: Path, *options: str) -> tuple[int, str]:
     return code, output
 
 
+def section(path: Path, code: int, output: str) -> str:
+    lines = [f"## {title(path)}", "", f"`{path.relative_to(ROOT)}`", ""]
+    if code:
+        lines += [f"**It failed with exit code {code}; what it printed proves nothing.**", ""]
+    return "\n".join([*lines, "```", output.strip(), "```"])
+
+
+def kept(names: set[str]) -> dict[str, str]:
+    """The page's sections of the benchmarks that are not run anew, by script."""
+    text = PAGE.read_text() if PAGE.exists() else ""
+    found = {}
+    for part in text.split("\n## ")[1:]:
+        script = re.search(r"^`(tests/overhead/bench_(\w+)\.py)`$", part, re.MULTILINE)
+        if script and script[2] not in names and (ROOT / script[1]).exists():
+            found[script[1]] = "## " + part.strip()
+    return found
+
+
 def page(facts: dict[str, str], results: list[tuple[Path, int, str]]) -> str:
-    lines = [
+    sections = kept({path.stem.removeprefix("bench_") for path, _, _ in results})
+    for path, code, output in results:
+        sections[str(path.relative_to(ROOT))] = section(path, code, output)
+    head = [
         "# Benchmarks",
         "",
         "Written by `make bench`; not edited by hand. What is compared is compared side by side,",
@@ -95,18 +117,14 @@ def page(facts: dict[str, str], results: list[tuple[Path, int, str]]) -> str:
         "|---|---|",
         *(f"| {name} | {value} |" for name, value in facts.items()),
     ]
-    for path, code, output in results:
-        lines += ["", f"## {title(path)}", "", f"`{path.relative_to(ROOT)}`", ""]
-        if code:
-            lines += [f"**It failed with exit code {code}; what it printed proves nothing.**", ""]
-        lines += ["```", output.strip(), "```"]
-    return "\n".join(lines) + "\n"
+    return "\n\n".join(["\n".join(head), *(sections[name] for name in sorted(sections))]) + "\n"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="benchmarks, without bench_ and .py; default: all")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--write", action="store_true", help="of those named, the page's sections")
     arguments = parser.parse_args()
     scripts = sorted((ROOT / "tests" / "overhead").glob("bench_*.py"))
     known = {path.stem.removeprefix("bench_"): path for path in scripts}
@@ -120,7 +138,7 @@ def main() -> int:
     if arguments.json:
         measured = {path.stem: json.loads(output) for path, code, output in results if not code}
         print(json.dumps({"machine": machine(), "results": measured}))
-    elif arguments.names:
+    elif arguments.names and not arguments.write:
         for _, _, output in results:
             print(output)
     else:

@@ -5,7 +5,7 @@ The slowdown is the difference of mean step time over interleaved blocks, agent 
 on one engine with a batch that stays the same; it runs until the 95 % half-width is 0.5 % or the
 time is over (then it is not resolved, which is no pass).
 
-    python tests/overhead/bench_attach.py [--budget-s 300] [--json]
+    python tests/overhead/bench_attach.py [--budget-s 120] [--json]
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def slowdown(target: Engine, budget_s: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--budget-s", type=float, default=300.0, help="for the slowdown")
+    parser.add_argument("--budget-s", type=float, default=120.0, help="for the slowdown")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with engine("tiny-llama") as target:

@@ -168,7 +168,7 @@ def row(name: str, streams: int, rates: dict[tuple[str, int], list[float]]) -> d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     result = measure(options.rounds)
     if options.json:
