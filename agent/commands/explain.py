@@ -41,7 +41,8 @@ def explain(
         option(metavar="ttft|tpot|e2e", help="What the slowest is slowest in."),
     ] = "e2e",
     pid: Annotated[
-        int | None, option(metavar="PID", min=1, help="The server whose agent is asked, where several are watched.")
+        int | None,
+        option(metavar="PID", min=1, help="The server whose agent is asked, if several."),
     ] = None,
     json: Annotated[bool, option("--json", help="Print one JSON document.")] = False,
 ) -> None:

@@ -17,7 +17,8 @@ def why(
         option(metavar="DIR", parser=named_path, help="Look there, not into the running agent."),
     ] = None,
     pid: Annotated[
-        int | None, option(metavar="PID", min=1, help="The server whose agent is asked, where several are watched.")
+        int | None,
+        option(metavar="PID", min=1, help="The server whose agent is asked, if several."),
     ] = None,
     json: Annotated[bool, option("--json", help="Print one JSON document.")] = False,
 ) -> None:
