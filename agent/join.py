@@ -53,6 +53,9 @@ SUMMED_CAUSES = {
 # not worth asking.
 MOST_HANDS = 4
 WORTH_ASKING_NS = 1_000_000
+# Who waits for the interpreter's lock sleeps 5 ms at a time, and after a time-out sleeps again as
+# soon as it has had the CPU.
+SLEEPS_AGAIN_NS = 5_000_000
 # A busy sibling, or a shared cache and memory bus, may cost a core up to about half of its speed:
 # more of the excess than that such evidence cannot explain. And less than a fifth of one CPU busy
 # beside it is no evidence at all.
@@ -107,13 +110,13 @@ def _union_ns(intervals: list[tuple[int, int]]) -> int:
 
 
 def _culprits(intervals: Sequence[Interval], ns: int) -> tuple[Blame, ...]:
-    """Those whom the facts themselves name (who ended a wait), in proportion to its length."""
+    """Those whom the facts themselves name (who ended a wait), in proportion to its length; what
+    names nobody is nobody's."""
     by_task: dict[tuple[int, int], int] = {}
     for _, start, end, pid, tid in intervals:
-        if pid:
-            by_task[pid, tid] = by_task.get((pid, tid), 0) + end - start
-    sizes = split(ns, list(by_task.values()))
-    return tuple(Blame(p, t, size) for (p, t), size in zip(by_task, sizes, strict=True) if size)
+        by_task[pid, tid] = by_task.get((pid, tid), 0) + end - start
+    sizes = zip(by_task.items(), split(ns, list(by_task.values())), strict=True)
+    return tuple(Blame(*task, size) for (task, _), size in sizes if task[0] and size)
 
 
 class Joiner:
@@ -201,7 +204,12 @@ class Joiner:
         in_forward = section.kind == "forward"
         gang, loop_tid = self._watched.gang, self._watched.loop_tid
         intervals = [
-            (_RANK[kind], start, end, *self._holder(kind, start, end, culprit_pid, culprit_tid))
+            (
+                _RANK[kind],
+                start,
+                end,
+                *self._holder(kind, tid, start, end, culprit_pid, culprit_tid),
+            )
             for kind, start, end, tid, culprit_pid, culprit_tid in near
             if start < section.end_ns
             and end > section.start_ns
@@ -215,20 +223,43 @@ class Joiner:
         delays = [self._with_capacity(delay, section) for delay in delays]
         return _bounded(section, delays, section.ns)
 
-    def _holder(self, kind: int, start_ns: int, end_ns: int, pid: int, tid: int) -> tuple[int, int]:
-        """Who a wait is to blame on. Who woke the sleeper may only have passed the lock on: one
-        that itself slept through most of the wait was held up by whoever woke it."""
-        if kind != Kind.OFF_FUTEX or not tid or end_ns - start_ns < WORTH_ASKING_NS:
-            return pid, tid
+    def _holder(
+        self, kind: int, tid: int, start_ns: int, end_ns: int, pid: int, culprit: int
+    ) -> tuple[int, int]:
+        """Who a wait of `tid` is to blame on. A sleep that timed out was ended by whoever ended
+        the last one of its row. Who woke the sleeper may only have passed the lock on: one that
+        itself slept through most of the wait was held up by whoever woke it."""
+        if kind != Kind.OFF_FUTEX or end_ns - start_ns < WORTH_ASKING_NS:
+            return pid, culprit
         for _ in range(MOST_HANDS):
-            near = self._futex.overlapping(start_ns, end_ns)
-            own = near[near["tid"] == tid]
-            overlap = np.minimum(own["end_ns"], end_ns) - np.maximum(own["start_ns"], start_ns)
-            slept = own[2 * overlap >= end_ns - start_ns]
-            if not len(slept) or not int(slept["culprit_tid"][0]):
+            if not culprit:
+                end_ns, pid, culprit = self._ended_by(tid, end_ns)
+            if not culprit:
                 break
-            pid, tid = int(slept["culprit_pid"][0]), int(slept["culprit_tid"][0])
-        return pid, tid
+            near = self._futex.overlapping(start_ns, end_ns)
+            own = near[near["tid"] == culprit]
+            overlap = np.minimum(own["end_ns"], end_ns) - np.maximum(own["start_ns"], start_ns)
+            if 2 * int(overlap.sum()) < end_ns - start_ns:
+                break
+            last = own[-1]
+            tid, end_ns = culprit, int(last["end_ns"])
+            pid, culprit = int(last["culprit_pid"]), int(last["culprit_tid"])
+        return pid, culprit
+
+    def _ended_by(self, tid: int, end_ns: int) -> tuple[int, int, int]:
+        """When, and by whose pid and tid, the row of sleeps ended of which one of `tid` timed out
+        at `end_ns`; the two are 0 where nobody is known."""
+        near = self._futex.overlapping(end_ns, self._futex.end_ns)
+        own = near[near["tid"] == tid]
+        for start, end, pid, culprit in own[
+            ["start_ns", "end_ns", "culprit_pid", "culprit_tid"]
+        ].tolist():
+            if start - end_ns > SLEEPS_AGAIN_NS:
+                break
+            end_ns = end
+            if culprit:
+                return end, pid, culprit
+        return end_ns, 0, 0
 
     def _with_capacity(self, delay: Delay, section: Section) -> Delay:
         if delay.cause != "cpu.runqueue":

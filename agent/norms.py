@@ -14,9 +14,10 @@ ENOUGH = 32
 # Own decode compute is bounded by the model already, and sharing a step with others' decodes is
 # what the load costs: neither is ever more than usual.
 ALWAYS_USUAL = frozenset({"decode.compute", "batch.decode_sharing"})
-BY_REQUEST = frozenset({"frontend.in", "frontend.out"})
+# Its own prefill among them: a prompt that is longer than others, or found less of itself in the
+# cache, is a reason to be slow.
+BY_REQUEST = frozenset({"frontend.in", "frontend.out", "prefill.compute"})
 BY_STEP = frozenset({"engine.host"})
-BY_PROMPT_TOKEN = frozenset({"prefill.compute"})
 
 
 def _measure(cause: str, account: Account) -> float:
@@ -25,8 +26,6 @@ def _measure(cause: str, account: Account) -> float:
         return 1.0
     if cause in BY_STEP:
         return float(max(1, len(account.step_ids)))
-    if cause in BY_PROMPT_TOKEN:
-        return float(max(1, account.record.prompt_tokens or 1))
     return float(max(1, account.e2e_ns))
 
 

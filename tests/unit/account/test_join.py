@@ -221,3 +221,37 @@ def test_two_that_wait_for_one_another_end_the_search() -> None:
         WATCHED,
     )
     assert joined.sections[0].delayed_ns == 500 * MS
+
+
+def test_a_row_of_timed_out_sleeps_is_blamed_on_who_ended_the_last() -> None:
+    """Waiting for the interpreter's lock is sleeping 5 ms at a time: only the last sleep is ended
+    by somebody, here by one that had only waited in the same way."""
+    piece = cut(step(1, start=0, end=100 * MS, schedule=100 * MS, forward=0), 0)
+
+    def row(tid: int, until_ms: int, culprit_tid: int) -> list[tuple[int, ...]]:
+        starts = range(0, until_ms, 5)
+        return [
+            fact(
+                Kind.OFF_FUTEX,
+                at * MS,
+                at * MS + 4_900_000,
+                tid=tid,
+                culprit_pid=10 if at == starts[-1] else 0,
+                culprit_tid=culprit_tid if at == starts[-1] else 0,
+            )
+            for at in starts
+        ]
+
+    joined = join_piece(piece, facts(*row(11, 60, 20), *row(20, 60, 77)), WATCHED)
+    (delay,) = joined.sections[0].delays
+    assert delay.ns == 12 * 4_900_000
+    assert [(b.tid, b.ns) for b in delay.blames] == [(77, delay.ns)]
+
+
+def test_a_wait_that_only_timed_out_is_nobodys_doing() -> None:
+    piece = cut(step(1, start=0, end=100 * MS, schedule=100 * MS, forward=0), 0)
+    sleep = fact(Kind.OFF_FUTEX, 0, 5 * MS, tid=11)
+    later = fact(Kind.OFF_FUTEX, 50 * MS, 60 * MS, tid=11, culprit_pid=10, culprit_tid=20)
+    joined = join_piece(piece, facts(sleep, later), WATCHED)
+    (delay,) = joined.sections[0].delays
+    assert [(b.tid, b.ns) for b in delay.blames] == [(20, 10 * MS)]
