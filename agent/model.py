@@ -11,8 +11,11 @@ is left in a clean step's time is noise that only ever adds.
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +32,7 @@ BAND_QUANTILE = 0.95
 LEAST_BAND_RATIO = 0.02  # a fit on few steps knows its own noise too well
 
 Vector = npt.NDArray[np.float64]
+Whole = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,9 @@ def shape(shares: Sequence[Share]) -> Shape:
     return Shape(tokens, prefill_context, decode_context, len(shares))
 
 
+_NOTHING = Shape(0, 0, 0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Price:
     """What the model says of one step, and what the step held: computed once, though every
@@ -72,23 +79,20 @@ class Price:
         return round((self.whole_ns or 0) * (1 + self.band_ratio))
 
 
+_BELOW = (0, *KNOTS)  # where each segment of the curve begins
+
+
 def _segment(tokens: int) -> int:
-    return next((i for i, knot in enumerate(KNOTS) if tokens <= knot), len(KNOTS))
+    return bisect_left(KNOTS, tokens)
 
 
-def _features(item: Shape) -> list[float]:
-    row = [1.0]
-    below = 0
-    for knot in KNOTS:
-        row.append(float(min(max(item.tokens - below, 0), knot - below)))
-        below = knot
-    row.append(float(max(item.tokens - below, 0)))
-    return [
-        *row,
-        float(item.prefill_context),
-        float(item.decode_context),
-        float(item.sequences),
-    ]
+def _features(shapes: Sequence[Shape]) -> Vector:
+    """One row a shape, one column a coefficient."""
+    tokens = np.array([[item.tokens] for item in shapes])
+    widths = [*np.diff(_BELOW), np.iinfo(np.int64).max]
+    curve = np.clip(tokens - np.array(_BELOW), 0, widths)
+    rest = [[item.prefill_context, item.decode_context, item.sequences] for item in shapes]
+    return np.hstack([np.ones_like(tokens), curve, rest]).astype(np.float64)
 
 
 class CleanStepModel:
@@ -96,10 +100,11 @@ class CleanStepModel:
 
     def __init__(self) -> None:
         self.clean_steps = 0
-        self._rows: dict[int, list[tuple[list[float], float]]] = {}
+        self._rows: dict[int, list[tuple[Shape, float]]] = {}
         self._cursor: dict[int, int] = {}
         self._coefficients: Vector | None = None
         self._prices: list[float] = []
+        self._bases: list[float] = []  # of the curve, where each segment begins
         self._band_ratio: float = 0.0
         self._since_fit = 0
 
@@ -110,7 +115,7 @@ class CleanStepModel:
         # The newest of each size are kept, so that rare long prefills outlive many decodes.
         segment = _segment(item.tokens)
         rows = self._rows.setdefault(segment, [])
-        row = (_features(item), float(clean_forward_ns))
+        row = (item, float(clean_forward_ns))
         if len(rows) < KEPT_PER_SEGMENT:
             rows.append(row)
         else:
@@ -126,10 +131,13 @@ class CleanStepModel:
         if len(rows) < 2:
             return
         self._since_fit = 0
-        features = np.array([row[0] for row in rows])
+        features = _features([row[0] for row in rows])
         times = np.array([row[1] for row in rows])
         self._coefficients = quantile_fit(features, times, QUANTILE)
-        self._prices = [float(price) for price in self._coefficients]
+        self._prices = self._coefficients.tolist()
+        widths = [high - low for low, high in itertools.pairwise(_BELOW)]
+        steps = (price * width for price, width in zip(self._prices[1:], widths, strict=False))
+        self._bases = list(itertools.accumulate(steps, initial=self._prices[0]))
         predicted = np.maximum(features @ self._coefficients, 1.0)
         self._band_ratio = max(0.0, float(np.quantile(times / predicted - 1.0, BAND_QUANTILE)))
 
@@ -139,17 +147,24 @@ class CleanStepModel:
             return None
         if item.tokens <= 0:
             return 0
-        # Plain floats: this runs for every request of every step, where numpy's overhead shows.
-        total = self._prices[0]
-        below = 0
-        for knot, price in zip(KNOTS, self._prices[1:], strict=False):
-            if item.tokens <= below:
-                break
-            total += price * (min(item.tokens, knot) - below)
-            below = knot
-        total += self._prices[len(KNOTS) + 1] * max(item.tokens - KNOTS[-1], 0)
-        total += self._prices[-3] * item.prefill_context + self._prices[-2] * item.decode_context
-        return round(total + self._prices[-1] * item.sequences)
+        segment = _segment(item.tokens)
+        curve = self._bases[segment] + self._prices[segment + 1] * (item.tokens - _BELOW[segment])
+        a, b, d = self._prices[-3:]
+        total = curve + (a * item.prefill_context + b * item.decode_context)
+        return round(total + d * item.sequences)
+
+    def predict_each_ns(
+        self, tokens: Whole, prefill_context: Whole, decode_context: Whole
+    ) -> Whole | None:
+        """`predict_ns` of many passes of one sequence each, to the nanosecond the same."""
+        if self._coefficients is None:
+            return None
+        segment = np.searchsorted(KNOTS, tokens)
+        slope, below = self._coefficients[1:-3][segment], np.array(_BELOW)[segment]
+        curve = np.array(self._bases)[segment] + slope * (tokens - below)
+        a, b, d = self._prices[-3:]
+        total = curve + (a * prefill_context + b * decode_context)
+        return np.where(tokens > 0, np.rint(total + d), 0).astype(np.int64)
 
     @property
     def band_ratio(self) -> float:
@@ -164,12 +179,17 @@ class CleanStepModel:
     def price(self, shares: Sequence[Share]) -> Price:
         """Of a step with these shares. `fitted` only from 200 clean steps on."""
         whole = shape(shares)
-        decodes = shape([share for share in shares if share.phase is Phase.DECODE])
-        prefills = shape([share for share in shares if share.phase is Phase.PREFILL])
+        alike = {share.phase for share in shares}
+        if len(alike) > 1:
+            decodes = shape([share for share in shares if share.phase is Phase.DECODE])
+            prefills = shape([share for share in shares if share.phase is Phase.PREFILL])
+        else:
+            decodes, prefills = (whole, _NOTHING) if Phase.DECODE in alike else (_NOTHING, whole)
+        whole_ns = self.predict_ns(whole)
         return Price(
-            self.predict_ns(whole) if self.knows(whole) else None,
-            self.predict_ns(decodes) or 0,
-            self.predict_ns(prefills) or 0,
+            whole_ns if self.knows(whole) else None,
+            (whole_ns if decodes is whole else self.predict_ns(decodes)) or 0,
+            (whole_ns if prefills is whole else self.predict_ns(prefills)) or 0,
             decodes.tokens,
             prefills.tokens,
             max(self._band_ratio, LEAST_BAND_RATIO),
@@ -204,19 +224,23 @@ def nonnegative_least_squares(matrix: Vector, target: Vector, start: Vector) -> 
     # Where the data cannot tell the columns apart (only full batches were seen), the fixed cost of
     # a step takes the price: it is what reading the weights costs, whatever the batch.
     gram[np.diag_indices_from(gram)] += np.where(np.flatnonzero(used) == 0, 1e-6, 1e-3)
-    x = start[used] * scale[used]
-    gradient = gram @ x - scaled.T @ target
+    # Plain floats: numpy's overhead would be most of the work on so few columns.
+    x: list[float] = (start[used] * scale[used]).tolist()
+    rows = list(
+        zip(gram.tolist(), (scaled.T @ target).tolist(), np.diag(gram).tolist(), strict=True)
+    )
+    least = 1e-5 * len(target) ** 0.5
     for _ in range(60):
         moved = 0.0
-        for i in range(len(x)):
-            fresh = max(0.0, x[i] - gradient[i] / gram[i, i])
-            change = fresh - x[i]
-            if change:
-                gradient += change * gram[i]
+        for i, (row, wanted, own) in enumerate(rows):
+            slope = sum(map(mul, row, x)) - wanted
+            fresh = x[i] - slope / own
+            if fresh > 0.0 or x[i]:
+                fresh = max(0.0, fresh)
+                moved = max(moved, abs(fresh - x[i]))
                 x[i] = fresh
-                moved = max(moved, abs(change))
-        if moved < 1e-5 * len(target) ** 0.5:
+        if moved < least:
             break
     result = np.zeros(matrix.shape[1])
-    result[used] = x / scale[used]
+    result[used] = np.array(x) / scale[used]
     return result
