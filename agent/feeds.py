@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,10 @@ from dsagent.agent.sources.steps import StepsSource
 
 if TYPE_CHECKING:
     from dsagent.agent.sources.kernel import KernelSource
+
+
+# Those that a session can do without.
+DISPENSABLE = ("kernel", "proc", "stall", "nvml")
 
 
 class Feed:
@@ -76,6 +80,10 @@ class Feed:
     def switch_off(self, reason: str) -> None:
         self._end("unavailable", reason)
 
+    def leave_out(self, reason: str) -> None:
+        """Instead of starting it."""
+        self._last = SourceStatus(self.name, "unavailable", reason)
+
     def _end(self, state: SourceState, reason: str) -> None:
         source, self._source = self._source, None
         if source is None:
@@ -108,11 +116,12 @@ class Feed:
 
 class Feeds:
     """All sources of one target, in the order they are polled: the steps first, so that the
-    facts polled after them reach beyond their ends."""
+    facts polled after them reach beyond their ends. Those named in `without` are never made."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, without: Collection[str] = ()) -> None:
         self.steps = StepsSource(target)
         self._target = target
+        self._without = without
         self._kernel: KernelSource | None = None
         self._failed: list[str] = []
         self.lag_ns = 0  # of the loop that polls them all
@@ -146,6 +155,9 @@ class Feeds:
     def start(self) -> None:
         """Raises DsagentError (exit 3) without steps: then there is nothing to account for."""
         for feed in self.all:
+            if feed.name in self._without:
+                feed.leave_out("switched off by --without")
+                continue
             feed.start()
             if feed.name == "steps" and not feed.runs:
                 reason = feed.status().reason

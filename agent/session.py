@@ -6,7 +6,7 @@ import functools
 import os
 import selectors
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -77,6 +77,7 @@ class Session:
         *,
         duration_s: float | None = None,
         max_overhead_ratio: float = 0.01,
+        without: Collection[str] = (),
         on_attached: Callable[[], None] = lambda: None,
         on_live: Callable[[Live], None] = lambda _live: None,
         on_trouble: Callable[[str], None] = lambda _line: None,
@@ -91,7 +92,7 @@ class Session:
         self._on_attached = on_attached
         self._on_live = on_live
         self._on_trouble = on_trouble
-        self._feeds = Feeds(target)
+        self._feeds = Feeds(target, without)
         self._outlets = Outlets(sinks)
         self._clock = Clock()
         self._waker = Waker()

@@ -154,6 +154,15 @@ def parse_percent(text: str) -> float:
     return ratio
 
 
+def parse_names(text: str | None, known: Sequence[str]) -> frozenset[str]:
+    """Names by commas, each one of `known`. Raises DsagentError (exit 2)."""
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise DsagentError(f"{name!r} is none of {', '.join(known)}", exit_code=USAGE)
+    return frozenset(names)
+
+
 def parse_address(text: str) -> tuple[str, int]:
     """HOST:PORT, or [HOST]:PORT for IPv6. Raises DsagentError (exit 2)."""
     found = _ADDRESS.fullmatch(text)

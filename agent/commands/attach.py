@@ -49,6 +49,10 @@ def attach(
     max_overhead: Annotated[
         str, option(metavar="PERCENT", help="Step down where watching costs more.")
     ] = "1%",
+    without: Annotated[
+        str | None,
+        option(metavar="SOURCES", help="Leave out kernel, proc, stall or nvml; several by commas."),
+    ] = None,
     json: Annotated[bool, option("--json", help="Print the summary as one JSON document.")] = False,
 ) -> None:
     """Watch a running server and account for each of its requests.
@@ -63,12 +67,14 @@ def attach(
       dsagent attach 4242 --duration 60 --json
     """
     from dsagent.agent import settings, terminal
+    from dsagent.agent.feeds import DISPENSABLE
     from dsagent.agent.outlets import OutletOptions, make_sinks
     from dsagent.agent.overhead import give_way
     from dsagent.agent.session import Session
     from dsagent.agent.target import resolve_starting
 
     max_overhead_ratio = settings.parse_percent(max_overhead)
+    left_out = settings.parse_names(without, DISPENSABLE)
     scraped_at = settings.prometheus_address(prometheus)
     progress = terminal.Progress()
     target = resolve_starting(pid, progress.say)
@@ -95,6 +101,7 @@ def attach(
         make_sinks(options, target),
         duration_s=duration,
         max_overhead_ratio=max_overhead_ratio,
+        without=left_out,
         on_attached=on_attached,
         on_live=progress.show,
         on_trouble=progress.say,

@@ -60,6 +60,7 @@ ERRORS = {
     "not-a-duration": ("why --last soon", 2),
     "not-a-choice": ("explain --by speed", 2),
     "not-an-overhead": ("attach 1 --max-overhead none", 2),
+    "not-a-source": ("attach 1 --without kernel,steps", 2),
     "config-missing": ("why --config /nonexistent/dsagent.toml", 2),
     "no-recording": ("explain --recording /nonexistent/recording", 2),
     "no-agent": ("why --pid 3999999999", 2),

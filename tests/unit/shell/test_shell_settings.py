@@ -91,6 +91,17 @@ def test_values() -> None:
             settings.parse_address(text)
 
 
+def test_names_by_commas() -> None:
+    known = ("kernel", "nvml")
+    for text in (None, "", " , "):
+        assert settings.parse_names(text, known) == frozenset()
+    assert settings.parse_names("nvml", known) == {"nvml"}
+    assert settings.parse_names(" kernel,nvml,", known) == {"kernel", "nvml"}
+    with pytest.raises(DsagentError, match="'steps' is none of kernel, nvml") as raised:
+        settings.parse_names("kernel,steps", known)
+    assert raised.value.exit_code == USAGE
+
+
 def test_prometheus_may_be_a_plain_yes_or_no() -> None:
     of = settings.prometheus_address
     default = settings.PROMETHEUS_DEFAULT
