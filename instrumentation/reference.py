@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import logging
 import os
 import sys
 import threading
@@ -20,12 +19,10 @@ from dsagent.instrumentation import layout
 from dsagent.instrumentation.context import TraceContext, random_id, request_context
 from dsagent.instrumentation.records import RequestOpen, RequestRecord, request_key
 from dsagent.instrumentation.ring import RingWriter, Role
+from dsagent.instrumentation.ring_lazy import LazyRing
 from dsagent.instrumentation.rows import ShareRow, StepHead
 
-_log = logging.getLogger(__name__)
-
 _MAX_OPEN = 65_536  # requests remembered between opening and closing
-_ATTEMPTS = 3  # at making a ring
 _RING_WAIT_S = 5.0  # for the loop's first sign of life
 
 P = ParamSpec("P")
@@ -39,34 +36,6 @@ class Exporter(Protocol):
     def offer_request(self, record: RequestRecord) -> None: ...
 
     def stop(self, deadline_s: float) -> None: ...
-
-
-class _LazyRing:
-    """A ring made by the thread that first writes it; given up after a few vain attempts."""
-
-    def __init__(self, make: Callable[[], RingWriter]) -> None:
-        self._make = make
-        self._writer: RingWriter | None = None
-        self._attempts_left = _ATTEMPTS
-
-    def get(self) -> RingWriter | None:
-        if self._writer is None and self._attempts_left:
-            self._attempts_left -= 1
-            try:
-                self._writer = self._make()
-            except OSError as error:
-                _log.warning("no step ring (%s): an agent will not see this engine", error)
-        return self._writer
-
-    def count_failure(self) -> None:
-        if self._writer is not None:
-            self._writer.count_failure()
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        self._attempts_left = 0
 
 
 def _kept_from_the_engine(
@@ -106,7 +75,7 @@ class ReferenceObserver(StepObserver):
         self.engine_id = engine_id
         self.failures = 0
         self.rings = {
-            role: _LazyRing(
+            role: LazyRing(
                 functools.partial(
                     RingWriter,
                     role=role,

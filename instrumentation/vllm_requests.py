@@ -1,0 +1,427 @@
+"""vLLM's front end, watched: each request from its HTTP call to its last byte.
+
+Three places meet: the ASGI application knows the call (headers, first and last
+byte), AsyncLLM when the request was handed to the engine, the OutputProcessor
+the engine's own request ids and what came back. A context variable carries the
+call to the other two, so `traceparent` arrives even where vLLM drops it. One
+call may make several engine requests (several prompts, n > 1): each has a
+record of its own, all in one trace.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from time import monotonic_ns
+from typing import Any
+
+from dsagent.instrumentation.context import TraceContext, random_id, request_context
+from dsagent.instrumentation.layout import Role
+from dsagent.instrumentation.records import RequestOpen, RequestRecord, request_key
+from dsagent.instrumentation.ring_lazy import LazyRing
+from dsagent.instrumentation.ring_writer import RingWriter
+from dsagent.instrumentation.vllm_patch import AnyFunction
+
+_MOST_LIVES = 65_536  # requests remembered between opening and closing
+_OPERATIONS = (
+    (re.compile(r"/(chat/completions|messages|responses)\b"), "chat"),
+    (re.compile(r"/(completions|generate)\b"), "text_completion"),
+    (re.compile(r"/(embeddings|pooling|classify|score|rerank)\b"), "embeddings"),
+)
+_TRACE_IN_ID = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})")  # X-Request-Id, as a last resort
+_SCHEDULED = 2  # EngineCoreEventType
+
+Message = dict[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class _Call:
+    """One HTTP call, or one use of the engine without HTTP."""
+
+    def __init__(self, scope: dict[str, Any] | None, model: str) -> None:
+        self.received_ns = monotonic_ns()
+        self.first_sent_ns: int | None = None
+        self.sent_ns: int | None = None  # the last byte
+        self.status = 0
+        self.model = model
+        self.path = "" if scope is None else str(scope.get("path", ""))
+        self.headers: dict[bytes, bytes] = {} if scope is None else dict(scope["headers"])
+        self.is_http = scope is not None
+        self.context: TraceContext | None = None
+        self.lives: list[_Life] = []
+
+    def header(self, name: bytes) -> str | None:
+        raw = self.headers.get(name)
+        return None if raw is None else raw.decode("latin-1")
+
+    @property
+    def operation(self) -> str | None:
+        return next((what for where, what in _OPERATIONS if where.search(self.path)), None)
+
+    def trace(self, headers: Any) -> TraceContext:
+        """The first request's context; those that follow have spans of their own in its trace."""
+        if self.context is not None:
+            return TraceContext(
+                self.context.trace_id,
+                random_id(64),
+                self.context.parent_span_id,
+                self.context.sampled,
+            )
+        given = self.header(b"traceparent") or (headers or {}).get("traceparent")
+        context = request_context(given)
+        hidden = _TRACE_IN_ID.fullmatch(self.header(b"x-request-id") or "")
+        if context.parent_span_id is None and hidden is not None:
+            trace_id, span_id = (int(part, 16) for part in hidden.groups())
+            if trace_id and span_id:
+                context = TraceContext(trace_id, context.span_id, span_id, None)
+        self.context = context
+        return context
+
+
+class _Life:
+    """One request of the engine."""
+
+    def __init__(self, call: _Call, request: Any, context: TraceContext, request_id: str) -> None:
+        self.call = call
+        self.internal_id: str = request.request_id
+        self.key = request_key(self.internal_id)
+        self.request_id = request_id
+        self.context = context
+        params = getattr(request, "sampling_params", None)
+        self.max_tokens = getattr(params, "max_tokens", None)
+        self.temperature = getattr(params, "temperature", None)
+        self.top_p = getattr(params, "top_p", None)
+        tokens = getattr(request, "prompt_token_ids", None)
+        self.prompt_tokens = None if tokens is None else len(tokens)
+        self.lora = getattr(getattr(request, "lora_request", None), "lora_name", None)
+        self.tokenised_ns: int | None = None
+        self.queued_ns: int | None = None
+        self.first_scheduled_ns: int | None = None
+        self.first_token_ns: int | None = None
+        self.finished_ns: int | None = None
+        self.output_tokens = 0
+        self.cached_tokens = 0
+        self.finish_reason: str | None = None
+
+
+class RequestWatch:
+    """Of one process. Only the event loop's thread calls it (offline: whoever calls the engine)."""
+
+    def __init__(self) -> None:
+        self.ring = LazyRing(self._make_ring)
+        self._call: ContextVar[_Call | None] = ContextVar("dsagent_call", default=None)
+        self._lives: dict[str, _Life] = {}  # by the engine's own id
+        self._exports_spans = False
+        self._model = ""
+        self._refused = 0
+
+    def _make_ring(self) -> RingWriter:
+        return RingWriter(
+            role=Role.FRONTEND,
+            engine_id=random_id(64) >> 1 or 1,
+            exports_spans=self._exports_spans,
+        )
+
+    # The wrappers: what vLLM raises goes through untouched, what we raise does not get out.
+
+    def wrap_app(self, original: AnyFunction) -> AnyFunction:
+        async def __call__(app: Any, scope: Any, receive: Any, send: Send) -> None:  # noqa: N807
+            call = None
+            try:
+                call = self._call_begins(app, scope)
+            except Exception:  # noqa: BLE001  vLLM must not see it; it is counted
+                self.ring.count_failure()
+            if call is None:
+                await original(app, scope, receive, send)
+                return
+
+            async def told_send(message: Message) -> None:
+                await send(message)
+                try:
+                    _sent(call, message)
+                except Exception:  # noqa: BLE001  vLLM must not see it; it is counted
+                    self.ring.count_failure()
+
+            token = self._call.set(call)
+            try:
+                await original(app, scope, receive, told_send)
+            finally:
+                try:
+                    self._call.reset(token)
+                    self._call_ends(call)
+                except Exception:  # noqa: BLE001  vLLM must not see it; it is counted
+                    self.ring.count_failure()
+
+        return __call__
+
+    def wrap_add(self, original: AnyFunction) -> AnyFunction:
+        """AsyncLLM.add_request: when it returns, the request is on its way to the engine."""
+
+        async def add_request(client: Any, *args: Any, **kwargs: Any) -> Any:
+            token = None
+            call = self._call.get()
+            if call is None:
+                call = _Call(None, self._model)
+                token = self._call.set(call)
+            try:
+                return await original(client, *args, **kwargs)
+            finally:
+                queued_ns = monotonic_ns()
+                for life in call.lives:
+                    if life.queued_ns is None:
+                        life.queued_ns = queued_ns
+                if token is not None:
+                    self._call.reset(token)
+
+        return add_request
+
+    def wrap_register(self, original: AnyFunction) -> AnyFunction:
+        """OutputProcessor.add_request: the prompt is tokens, and the engine's id is known."""
+
+        def add_request(processor: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(processor, request, *args, **kwargs)
+            try:
+                self._opened(request)
+            except Exception:  # noqa: BLE001  vLLM must not see it; it is counted
+                self.ring.count_failure()
+            return result
+
+        return add_request
+
+    def wrap_outputs(self, original: AnyFunction) -> AnyFunction:
+        def process_outputs(processor: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(processor, outputs, *args, **kwargs)
+            try:
+                seconds = args[0] if args else kwargs.get("engine_core_timestamp")
+                moment_ns = round(seconds * 1e9) if seconds else monotonic_ns()
+                self._progress(processor.request_states, outputs, moment_ns)
+            except Exception:  # noqa: BLE001  vLLM must not see it; it is counted
+                self.ring.count_failure()
+            return result
+
+        return process_outputs
+
+    def wrap_abort(self, original: AnyFunction) -> AnyFunction:
+        def abort_requests(processor: Any, *args: Any, **kwargs: Any) -> Any:
+            aborted = original(processor, *args, **kwargs)
+            try:
+                for request_id in aborted or ():
+                    life = self._lives.get(request_id)
+                    if life is not None:
+                        self._ended(request_id, life, "abort", monotonic_ns())
+            except Exception:  # noqa: BLE001  vLLM must not see it; it is counted
+                self.ring.count_failure()
+            return aborted
+
+        return abort_requests
+
+    def open(self) -> None:
+        """Makes the ring before the first request, so that who attaches now finds it."""
+        writer = self.ring.get()
+        if writer is not None:
+            writer.heartbeat(monotonic_ns())
+
+    def _call_begins(self, app: Any, scope: Any) -> _Call | None:
+        """The call to follow; None for one that cannot be a request, or is inside another."""
+        kind = scope["type"]
+        if kind == "lifespan":
+            state = getattr(app, "state", None)
+            arguments = getattr(state, "args", None)
+            self._exports_spans = bool(getattr(arguments, "otlp_traces_endpoint", None))
+            self._model = _served_name(arguments)
+            self.open()
+        if kind != "http" or scope.get("method") != "POST" or self._call.get() is not None:
+            return None
+        if not self._model:
+            self._model = _served_name(getattr(getattr(app, "state", None), "args", None))
+        return _Call(scope, self._model)
+
+    def _opened(self, request: Any) -> None:
+        internal_id: str = request.request_id
+        if internal_id in self._lives:
+            return  # more input of a session
+        call = self._call.get() or _Call(None, self._model)
+        context = call.trace(getattr(request, "trace_headers", None))
+        life = _Life(call, request, context, _shown_id(request))
+        life.tokenised_ns = monotonic_ns()
+        call.lives.append(life)
+        if len(self._lives) >= _MOST_LIVES:
+            del self._lives[next(iter(self._lives))]
+        self._lives[internal_id] = life
+        writer = self.ring.get()
+        if writer is not None:
+            writer.write(
+                RequestOpen(
+                    request_key=life.key,
+                    request_id=life.request_id,
+                    trace_id=context.trace_id,
+                    span_id=context.span_id,
+                    parent_span_id=context.parent_span_id,
+                    sampled=context.sampled,
+                    received_ns=call.received_ns,
+                    pid=os.getpid(),
+                    tid=threading.get_native_id(),
+                )
+            )
+
+    def _progress(self, still_there: Any, outputs: Any, moment_ns: int) -> None:
+        lives = self._lives
+        for output in outputs:
+            request_id = output.request_id
+            life = lives.get(request_id)
+            if life is None:
+                continue
+            count = len(output.new_token_ids)
+            life.output_tokens += count
+            if life.first_token_ns is None and count:
+                life.first_token_ns = moment_ns
+                stats = getattr(output, "prefill_stats", None) or output
+                life.cached_tokens = max(0, getattr(stats, "num_cached_tokens", 0) or 0)
+            if output.events and life.first_scheduled_ns is None:
+                for event in output.events:
+                    if int(event.type) == _SCHEDULED:
+                        life.first_scheduled_ns = round(event.timestamp * 1e9)
+                        break
+            reason = output.finish_reason
+            if reason is not None:
+                self._ended(request_id, life, str(reason), moment_ns)
+            elif request_id not in still_there:  # a stop string, found while detokenising
+                self._ended(request_id, life, "stop", moment_ns)
+
+    def _ended(self, internal_id: str, life: _Life, reason: str, moment_ns: int) -> None:
+        """The engine is done with it; the call is, too, where there is no HTTP."""
+        self._lives.pop(internal_id, None)
+        if life.finish_reason is None:
+            life.finish_reason = reason
+            life.finished_ns = moment_ns
+        if not life.call.is_http:
+            self._close(life, monotonic_ns(), None)
+
+    def _call_ends(self, call: _Call) -> None:
+        now_ns = monotonic_ns()
+        sent_ns = call.sent_ns or now_ns
+        error = None
+        if call.status >= 500:
+            error = "server_error"
+        elif call.status >= 400:
+            error = "invalid_request"
+        elif call.sent_ns is None or any(life.finish_reason == "abort" for life in call.lives):
+            error = "client_disconnect"
+        elif any(life.finish_reason == "error" for life in call.lives):
+            error = "server_error"
+        if not call.lives and error is not None and call.operation is not None:
+            self._refuse(call, sent_ns, error)
+        for life in call.lives:
+            if life.finish_reason is None:
+                life.finish_reason = "abort"
+            self._close(life, sent_ns, error)
+            self._lives.pop(life.internal_id, None)
+
+    def _close(self, life: _Life, sent_ns: int, error: str | None) -> None:
+        call = life.call
+        first_sent_ns = call.first_sent_ns if call.is_http else life.first_token_ns
+        if call.status >= 400 or life.first_token_ns is None:
+            first_sent_ns = None
+        self._write(
+            life.key,
+            life.request_id,
+            life.context,
+            call,
+            model=life.lora or call.model,
+            tokenised_ns=life.tokenised_ns,
+            queued_ns=life.queued_ns or life.tokenised_ns,
+            first_scheduled_ns=life.first_scheduled_ns,
+            first_token_ns=life.first_token_ns,
+            first_sent_ns=first_sent_ns,
+            finished_ns=life.finished_ns,
+            sent_ns=max(sent_ns, call.received_ns),
+            prompt_tokens=life.prompt_tokens,
+            output_tokens=life.output_tokens,
+            cached_tokens=life.cached_tokens,
+            max_tokens=life.max_tokens,
+            temperature=life.temperature,
+            top_p=life.top_p,
+            finish_reason=life.finish_reason,
+            error=error,
+        )
+
+    def _refuse(self, call: _Call, sent_ns: int, error: str) -> None:
+        """A call that never became a request of the engine."""
+        self._refused += 1
+        request_id = call.header(b"x-request-id") or f"refused-{os.getpid()}-{self._refused}"
+        nothing = dict.fromkeys(
+            ("tokenised_ns", "queued_ns", "first_scheduled_ns", "first_token_ns", "first_sent_ns",
+             "finished_ns", "prompt_tokens", "max_tokens", "temperature", "top_p", "finish_reason")
+        )  # fmt: skip
+        key = request_key(f"refused-{os.getpid()}-{self._refused}")
+        self._write(
+            key, request_id, call.trace(None), call, model=call.model, sent_ns=sent_ns,
+            output_tokens=0, cached_tokens=0, error=error, **nothing,
+        )  # fmt: skip
+
+    def _write(
+        self, key: int, request_id: str, context: TraceContext, call: _Call, **rest: Any
+    ) -> None:
+        writer = self.ring.get()
+        if writer is None:
+            return
+        writer.write(
+            RequestRecord(
+                request_key=key,
+                request_id=request_id,
+                trace_id=context.trace_id,
+                span_id=context.span_id,
+                parent_span_id=context.parent_span_id,
+                sampled=context.sampled,
+                operation=call.operation or "text_completion",
+                tenant=call.header(b"x-tenant-id"),
+                external_id=call.header(b"x-request-id"),
+                pid=os.getpid(),
+                tid=threading.get_native_id(),
+                received_ns=call.received_ns,
+                self_exported=self._exports_spans,
+                **rest,
+            )
+        )
+
+    def close(self) -> None:
+        self._lives.clear()
+        self.ring.close()
+
+
+def _sent(call: _Call, message: Message) -> None:
+    """The server has accepted a part of the reply."""
+    kind = message["type"]
+    if kind == "http.response.start":
+        call.status = message["status"]
+    elif kind == "http.response.body":
+        now_ns = monotonic_ns()
+        if call.first_sent_ns is None and message.get("body"):
+            call.first_sent_ns = now_ns
+        if not message.get("more_body", False):
+            call.sent_ns = now_ns
+
+
+def _served_name(arguments: Any) -> str:
+    """The model's name in the API, as the server's arguments have it."""
+    served = getattr(arguments, "served_model_name", None)
+    if isinstance(served, (list, tuple)):
+        served = served[0] if served else None
+    return str(served or getattr(arguments, "model", None) or "")
+
+
+def _shown_id(request: Any) -> str:
+    """The id as the client sees it, where it can be had: newer versions add a random end to it,
+    a completion's prompts are numbered, and so are the n samples of one prompt."""
+    internal_id: str = request.request_id
+    external_id: str | None = getattr(request, "external_req_id", None)
+    if external_id is None:
+        shown = internal_id
+    elif internal_id.startswith(external_id):
+        shown = external_id
+    else:  # a sample: its number comes first
+        shown = internal_id.partition("_")[0] + "_" + external_id
+    return shown[:-2] if shown.startswith("cmpl-") and shown.endswith("-0") else shown
