@@ -3,8 +3,9 @@ an account says why *this* one was slow. Pure."""
 
 from __future__ import annotations
 
-import statistics
+from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 
 from dsagent.agent.account import USUAL_FACT, Account, Evidence, Part
@@ -29,11 +30,32 @@ def _measure(cause: str, account: Account) -> float:
     return float(max(1, account.e2e_ns))
 
 
+class _Last:
+    """The last 256 numbers, and their median without sorting them again."""
+
+    def __init__(self, numbers: Iterable[float]) -> None:
+        self._in_time = deque(numbers)
+        self._in_order = sorted(self._in_time)
+
+    def append(self, number: float) -> None:
+        if len(self._in_time) == KEPT:
+            del self._in_order[bisect_left(self._in_order, self._in_time.popleft())]
+        self._in_time.append(number)
+        insort(self._in_order, number)
+
+    @property
+    def median(self) -> float:
+        middle, odd = divmod(len(self._in_order), 2)
+        if odd:
+            return self._in_order[middle]
+        return (self._in_order[middle - 1] + self._in_order[middle]) / 2
+
+
 class Norms:
     """The medians over the last 256 requests that ended well, once 32 are known."""
 
     def __init__(self) -> None:
-        self._prices: dict[str, deque[float]] = {}
+        self._prices: dict[str, _Last] = {}
         self._seen = 0
 
     def judge(self, account: Account) -> Account:
@@ -48,10 +70,8 @@ class Norms:
         return judged
 
     def _with_usual(self, part: Part, account: Account) -> Part:
-        prices = self._prices.get(part.cause, ())
-        # Requests without the cause paid nothing for it.
-        absent = min(self._seen, KEPT) - len(prices)
-        price = statistics.median([*prices, *[0.0] * absent])
+        prices = self._prices.get(part.cause)
+        price = 0.0 if prices is None else prices.median
         usual_ns = round(price * _measure(part.cause, account))
         if part.cause in ALWAYS_USUAL:
             usual_ns = part.ns
@@ -59,7 +79,10 @@ class Norms:
         return replace(part, evidence=(*part.evidence, usual))
 
     def _learn(self, account: Account) -> None:
-        self._seen += 1
         paid = {part.cause: part.ns / _measure(part.cause, account) for part in account.parts}
-        for cause in paid.keys() | self._prices.keys():
-            self._prices.setdefault(cause, deque(maxlen=KEPT)).append(paid.get(cause, 0.0))
+        for cause in paid.keys() - self._prices.keys():
+            # The requests before paid nothing for it.
+            self._prices[cause] = _Last([0.0] * min(self._seen, KEPT))
+        for cause, prices in self._prices.items():
+            prices.append(paid.get(cause, 0.0))
+        self._seen += 1
