@@ -1,0 +1,419 @@
+/* What goes through the TCP sockets on which the target serves: the beginning of each message, its
+ * end, its length and its time. User space (agent/sources/outside) makes HTTP out of it.
+ *
+ * The socket tracepoints fire at the end of any call that moves bytes, whichever it is; the memory
+ * it moved is found in the arguments of the system call that the task is in. So calls on anything
+ * else but sockets cost nothing.
+ */
+#include "vmlinux.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include "outside.h"
+#include "pids.h"
+
+#define TCP_PROTOCOL 6
+#define FAMILY_UNIX 1
+#define FAMILY_INET 2
+#define FAMILY_INET6 10
+#define PEEKED 2 /* MSG_PEEK */
+#define PIECES 16 /* of one scattered message that are looked at */
+enum { ESTABLISHED = 1, FIN_WAIT1 = 4, CLOSE = 7, CLOSE_WAIT = 8 };
+
+#if defined(__TARGET_ARCH_x86)
+#define SYSCALL_NUMBER(regs) ((__s64)BPF_CORE_READ(regs, orig_ax))
+#define SECOND(regs) BPF_CORE_READ(regs, si)
+#define THIRD(regs) BPF_CORE_READ(regs, dx)
+enum { NR_READ = 0, NR_WRITE = 1, NR_READV = 19, NR_WRITEV = 20, NR_SENDTO = 44,
+       NR_RECVFROM = 45, NR_SENDMSG = 46, NR_RECVMSG = 47 };
+#elif defined(__TARGET_ARCH_arm64)
+#define SYSCALL_NUMBER(regs) ((__s64)(__s32)BPF_CORE_READ(regs, syscallno))
+#define SECOND(regs) BPF_CORE_READ(regs, regs[1])
+#define THIRD(regs) BPF_CORE_READ(regs, regs[2])
+enum { NR_READ = 63, NR_WRITE = 64, NR_READV = 65, NR_WRITEV = 66, NR_SENDTO = 206,
+       NR_RECVFROM = 207, NR_SENDMSG = 211, NR_RECVMSG = 212 };
+#else
+#error "no system call numbers for this architecture"
+#endif
+
+const volatile struct ds_outside_config settings = {};
+struct ds_outside_control outside = {};
+
+enum ds_role { DS_NEW, DS_SERVES, DS_PRIVATE };
+
+struct ds_connection {
+	__u64 number; /* 0: none yet */
+	__u64 arrived_ns; /* since when something waits to be read; 0: nothing does */
+	__u32 pid;
+	__u8 role;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct ds_connection);
+} connections SEC(".maps");
+
+/* The target's processes: pid in the initial namespace → as the agent sees it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, __u32);
+	__type(value, __u32);
+} followed SEC(".maps");
+
+/* What user space asks for, by pids as the agent sees them. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, __u32);
+	__type(value, __u32);
+} asked SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 22);
+} messages SEC(".maps");
+
+struct ds_room {
+	struct ds_message head;
+	__u8 data[2 * HEAD_BYTES];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct ds_room);
+} room SEC(".maps");
+
+static __always_inline __u32 followed_pid(struct task_struct *task)
+{
+	__u32 pid = task->tgid;
+	__u32 *seen = bpf_map_lookup_elem(&followed, &pid);
+
+	return seen ? *seen : 0;
+}
+
+static __always_inline bool is_tcp(struct sock *sk)
+{
+	return sk->sk_protocol == TCP_PROTOCOL && (sk->__sk_common.skc_family == FAMILY_INET ||
+						   sk->__sk_common.skc_family == FAMILY_INET6);
+}
+
+static __always_inline void send(struct ds_message *message, __u64 size)
+{
+	if (bpf_ringbuf_output(&messages, message, size, BPF_RB_NO_WAKEUP))
+		__sync_fetch_and_add(&outside.dropped, 1);
+}
+
+static __always_inline void count_run(__u64 began)
+{
+	/* The clock is read by each run: its own cost is what one run in 64 adds for all. */
+	if ((__sync_fetch_and_add(&outside.runs, 1) & 63) == 0)
+		__sync_fetch_and_add(&outside.cost_ns, (bpf_ktime_get_ns() - began) << 6);
+}
+
+/* Something about a connection that moves no bytes. */
+static __always_inline void
+tell(struct ds_connection *c, enum ds_message_kind kind, __u32 tid, __u32 length)
+{
+	struct ds_message message = {
+		.connection = c->number,
+		.time_ns = bpf_ktime_get_ns(),
+		.pid = c->pid,
+		.tid = tid,
+		.length = length,
+		.kind = kind,
+	};
+
+	send(&message, sizeof(message));
+}
+
+struct ds_memory {
+	__u64 pieces; /* address of an array of struct iovec in the task's memory; 0: one piece */
+	__u64 count; /* of these */
+	__u64 start; /* of the one piece */
+};
+
+/* Where the bytes are that the running system call moves. */
+static __always_inline bool find_memory(struct task_struct *task, struct ds_memory *found)
+{
+	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+	__u64 second = SECOND(regs);
+
+	found->pieces = 0;
+	found->count = 0;
+	found->start = second;
+	switch (SYSCALL_NUMBER(regs)) {
+	case NR_READ:
+	case NR_WRITE:
+	case NR_SENDTO:
+	case NR_RECVFROM:
+		return true;
+	case NR_READV:
+	case NR_WRITEV:
+		found->pieces = second;
+		found->count = THIRD(regs);
+		return true;
+	case NR_SENDMSG:
+	case NR_RECVMSG: {
+		__u64 pair[2]; /* msg_iov, msg_iovlen of struct user_msghdr */
+
+		if (bpf_probe_read_user(pair, sizeof(pair), (void *)(second + 16)))
+			return false;
+		found->pieces = pair[0];
+		found->count = pair[1];
+		return true;
+	}
+	}
+	return false;
+}
+
+/* Copies up to `most` of the `length` bytes moved, and the last eight. */
+static __always_inline void
+copy(struct ds_room *to, struct ds_memory *from, __u32 length, __u32 most)
+{
+	__u64 piece[2] = { from->start, length };
+	__u32 at = 0, copied = 0;
+
+	for (__u32 n = 0; n < PIECES; n++) {
+		__u32 size, fits;
+
+		if (from->pieces) {
+			if (n >= from->count || bpf_probe_read_user(piece, sizeof(piece),
+								    (void *)(from->pieces + 16 * n)))
+				break;
+		} else if (n) {
+			break;
+		}
+		size = piece[1] < length - at ? piece[1] : length - at;
+		fits = copied < most ? most - copied : 0;
+		if (fits > size)
+			fits = size;
+		/* Only what follows the copied part without a hole may be added to it. */
+		if (fits && fits <= HEAD_BYTES && copied == at && copied < HEAD_BYTES) {
+			if (bpf_probe_read_user(&to->data[copied], fits, (void *)piece[0]))
+				break;
+			copied += fits;
+		}
+		at += size;
+		if (at >= length && size) {
+			__u32 tail = size < 8 ? size : 8;
+
+			if (!bpf_probe_read_user(to->head.tail, tail, (void *)(piece[0] + size - tail)))
+				to->head.tail_length = tail;
+			break;
+		}
+	}
+	to->head.copied = copied;
+}
+
+static __always_inline void
+pass_on(struct ds_connection *c, struct task_struct *task, enum ds_message_kind kind, __u32 length,
+	__u32 most, __u64 now)
+{
+	struct ds_memory memory;
+	__u32 zero = 0, copied;
+	struct ds_room *to = bpf_map_lookup_elem(&room, &zero);
+
+	if (!to)
+		return;
+	__builtin_memset(&to->head, 0, sizeof(to->head));
+	to->head.connection = c->number;
+	to->head.time_ns = now;
+	to->head.pid = c->pid;
+	to->head.tid = pid_in(task, settings.pid_namespace);
+	to->head.length = length;
+	to->head.kind = kind;
+	if (kind == DS_RECEIVED) {
+		to->head.arrived_ns = c->arrived_ns;
+		c->arrived_ns = 0;
+	}
+	if (find_memory(task, &memory))
+		copy(to, &memory, length, most);
+	else
+		to->head.kind = DS_UNREAD;
+	copied = to->head.copied;
+	if (copied > HEAD_BYTES)
+		copied = HEAD_BYTES;
+	send(&to->head, sizeof(to->head) + copied);
+}
+
+/* What a server reads first: the method of a request, or the beginning of one. */
+static __always_inline bool begins_request(const __u8 *b, __u32 length)
+{
+	static const char methods[7][4] = { "POST", "GET ", "HEAD", "PUT ", "OPTI", "DELE", "PATC" };
+
+	for (int m = 0; m < 7; m++) {
+		bool same = length > 0;
+
+		for (int i = 0; i < 4; i++)
+			if ((__u32)i < length && b[i] != methods[m][i])
+				same = false;
+		if (same)
+			return true;
+	}
+	return false;
+}
+
+static __always_inline bool peek(struct task_struct *task, __u32 length, __u8 *first)
+{
+	struct ds_memory memory;
+	__u64 piece[2];
+	__u64 start;
+
+	if (!find_memory(task, &memory))
+		return false;
+	start = memory.start;
+	if (memory.pieces) {
+		if (bpf_probe_read_user(piece, sizeof(piece), (void *)memory.pieces))
+			return false;
+		start = piece[0];
+		if (piece[1] < length)
+			length = piece[1];
+	}
+	if (length >= 4)
+		return !bpf_probe_read_user(first, 4, (void *)start);
+	return length && !bpf_probe_read_user(first, 1, (void *)start);
+}
+
+SEC("tp_btf/sock_recv_length")
+int on_http_received(__u64 *ctx)
+{
+	struct sock *sk = (void *)ctx[0];
+	__s32 length = ctx[1], flags = ctx[2];
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct ds_connection *c;
+	__u8 first[4] = {};
+	__u32 pid;
+	__u64 now;
+
+	if (length <= 0 || flags & PEEKED || !is_tcp(sk))
+		return 0;
+	pid = followed_pid(task);
+	if (!pid)
+		return 0;
+	now = bpf_ktime_get_ns();
+	c = bpf_sk_storage_get(&connections, sk, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!c || c->role == DS_PRIVATE)
+		return 0;
+	c->pid = pid;
+	if (c->role == DS_NEW) {
+		struct ds_memory memory;
+
+		if (!find_memory(task, &memory)) {
+			/* Whatever it is, it stays unseen: that much is told. */
+			c->role = DS_PRIVATE;
+			tell(c, DS_UNREAD, pid_in(task, settings.pid_namespace), length);
+			return 0;
+		}
+		if (!peek(task, length, first))
+			return 0;
+		if (first[0] == 0x16 && first[1] == 0x03) {
+			c->role = DS_PRIVATE;
+			tell(c, DS_CIPHERED, pid_in(task, settings.pid_namespace), length);
+			return 0;
+		}
+		if (!begins_request(first, length < 4 ? 1 : 4))
+			return 0;
+		c->role = DS_SERVES;
+		c->number = __sync_fetch_and_add(&outside.connections, 1) + 1;
+	}
+	pass_on(c, task, DS_RECEIVED, length, HEAD_BYTES, now);
+	count_run(now);
+	return 0;
+}
+
+SEC("tp_btf/sock_send_length")
+int on_http_sent(__u64 *ctx)
+{
+	struct sock *sk = (void *)ctx[0];
+	__s32 length = ctx[1];
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct ds_connection *c;
+	__u64 now;
+	__u32 pid;
+
+	if (length <= 0)
+		return 0;
+	if (sk->__sk_common.skc_family == FAMILY_UNIX) {
+		struct ds_connection local = {};
+
+		local.pid = followed_pid(task);
+		if (local.pid)
+			tell(&local, DS_LOCAL, pid_in(task, settings.pid_namespace), length);
+		return 0;
+	}
+	if (!is_tcp(sk) || !sk->sk_bpf_storage)
+		return 0;
+	c = bpf_sk_storage_get(&connections, sk, 0, 0);
+	if (!c || c->role != DS_SERVES)
+		return 0;
+	pid = followed_pid(task);
+	if (!pid)
+		return 0;
+	now = bpf_ktime_get_ns();
+	c->pid = pid;
+	pass_on(c, task, DS_SENT, length, REPLY_BYTES, now);
+	count_run(now);
+	return 0;
+}
+
+/* A segment arrived on a connection: since then there is something to be read. */
+SEC("tp_btf/tcp_probe")
+int on_http_segment(__u64 *ctx)
+{
+	struct sock *sk = (void *)ctx[0];
+	struct sk_buff *skb = (void *)ctx[1];
+	struct tcp_skb_cb *segment = (void *)skb->cb;
+	struct ds_connection *c;
+
+	if (!sk->sk_bpf_storage)
+		return 0;
+	c = bpf_sk_storage_get(&connections, sk, 0, 0);
+	if (!c || c->arrived_ns || BPF_CORE_READ(segment, end_seq) == BPF_CORE_READ(segment, seq))
+		return 0;
+	c->arrived_ns = bpf_ktime_get_ns();
+	return 0;
+}
+
+/* Connections come and go. Whose a new one is, is known when it is read from. */
+SEC("tp_btf/inet_sock_set_state")
+int on_http_state(__u64 *ctx)
+{
+	struct sock *sk = (void *)ctx[0];
+	__s32 before = ctx[1], after = ctx[2];
+	struct ds_connection *c;
+
+	if (before == 3 /* SYN_RECV */ && after == ESTABLISHED) {
+		bpf_sk_storage_get(&connections, sk, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+		return 0;
+	}
+	if ((after != CLOSE_WAIT && after != CLOSE) || !sk->sk_bpf_storage)
+		return 0;
+	c = bpf_sk_storage_get(&connections, sk, 0, 0);
+	if (c && c->role == DS_SERVES)
+		tell(c, after == CLOSE ? DS_CLOSED : DS_PEER_CLOSED, 0, 0);
+	return 0;
+}
+
+/* Run by user space when it has asked for more processes. */
+SEC("iter/task")
+int find_followed(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+	__u32 pid, seen;
+
+	if (!task || task->pid != task->tgid)
+		return 0;
+	pid = task->tgid;
+	seen = pid_in(task, settings.pid_namespace);
+	if (bpf_map_lookup_elem(&asked, &seen))
+		bpf_map_update_elem(&followed, &pid, &seen, BPF_ANY);
+	else
+		bpf_map_delete_elem(&followed, &pid);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
