@@ -14,14 +14,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dsagent.agent.account import Account
-from dsagent.agent.attribute import RequestView, attribute
+from dsagent.agent.attribute import RequestView, attribute, last_output_ns
 from dsagent.agent.fact_store import FactStore
 from dsagent.agent.facts import Facts, Readings
 from dsagent.agent.join import Joiner, Watched, gang_shares
 from dsagent.agent.model import CleanStepModel, shape
 from dsagent.agent.norms import Norms
 from dsagent.agent.pieces import Piece, cut
-from dsagent.instrumentation.records import RequestOpen, RequestRecord, Step
+from dsagent.instrumentation.records import RankStep, RequestOpen, RequestRecord, Step
 
 PATIENCE_NS = 1_000_000_000
 KEEP_NS = 15_000_000_000  # of what no open request needs any more
@@ -31,6 +31,7 @@ MOST_NAMES = 20_000
 MOST_OPEN = 20_000  # requests begun, and ended but still waiting for their facts
 MOST_WAITING = 20_000  # steps that wait for their facts
 MOST_ENGINES = 16
+MOST_RANK_STEPS = 16_384  # whose step has not come yet
 MOST_FRONT_ENDS = 256
 CLEAN_RATIO = 0.05
 MOST_CLEAN_RATIO = 0.2
@@ -47,7 +48,8 @@ class _Engine:
     pieces: list[Piece] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     last: Step | None = None
-    recent: OrderedDict[int, Step] = field(default_factory=OrderedDict)
+    recent: OrderedDict[int, Piece] = field(default_factory=OrderedDict)
+    rank_tids: frozenset[int] = frozenset()
     gang_seen: OrderedDict[int, dict[int, float]] = field(default_factory=OrderedDict)
     gang: frozenset[int] = frozenset()
     model: CleanStepModel = field(default_factory=CleanStepModel)
@@ -68,6 +70,7 @@ class Accountant:
         self.attached_ns = attached_ns
         self.given_up = 0  # steps and facts dropped because too many were wanted at once
         self._engines: dict[int, _Engine] = {}
+        self._rank_steps: OrderedDict[tuple[int, int], list[RankStep]] = OrderedDict()
         self._open: OrderedDict[int, RequestOpen] = OrderedDict()
         self._closed: list[RequestRecord] = []
         self._requests: OrderedDict[int, tuple[str, str]] = OrderedDict()
@@ -113,6 +116,8 @@ class Accountant:
         if len(self._closed) > MOST_OPEN:
             self.given_up += len(self._closed) - MOST_OPEN
             del self._closed[:-MOST_OPEN]
+        for rank_step in readings.rank_steps:
+            self._add_rank_step(rank_step)
         for step in readings.steps:
             self._add_step(step)
         if len(readings.facts):
@@ -165,24 +170,33 @@ class Accountant:
         while len(self._requests) > MOST_NAMES:
             self._requests.popitem(last=False)
 
+    def _add_rank_step(self, rank_step: RankStep) -> None:
+        """A rank tells before the scheduler does: it has finished first."""
+        key = rank_step.engine_id, rank_step.step_id
+        self._rank_steps.setdefault(key, []).append(rank_step)
+        if len(self._rank_steps) > MOST_RANK_STEPS:
+            self._rank_steps.popitem(last=False)
+            self.given_up += 1
+
     def _add_step(self, step: Step) -> None:
         if step.engine_id not in self._engines and len(self._engines) >= MOST_ENGINES:
             self.given_up += 1
             return
         engine = self._engines.setdefault(step.engine_id, _Engine(step.engine_id))
         last = engine.last
+        ranks = self._rank_steps.pop((step.engine_id, step.step_id), ())
         if last is None:  # before the first step that was read nothing was missed
-            piece = cut(step, None)
+            piece = cut(step, None, ranks=ranks)
         elif step.step_id == last.step_id + 1:
-            piece = cut(step, last.end_ns)
+            piece = cut(step, last.end_ns, ranks=ranks)
         else:
-            piece = cut(step, None, follows=False)
+            piece = cut(step, None, follows=False, ranks=ranks)
         engine.waiting.append((step, piece))
         if len(engine.waiting) > MOST_WAITING:
             engine.waiting.popleft()
             self.given_up += 1
         engine.last = step
-        engine.recent[step.step_id] = step
+        engine.recent[step.step_id] = piece
         while len(engine.recent) > 4 * GANG_STEPS:
             engine.recent.popitem(last=False)
 
@@ -201,8 +215,8 @@ class Accountant:
         if not ready:
             return
         facts = self._facts.overlapping(ready[0].start_ns, ready[-1].end_ns)
-        step = ready[-1].step
-        joiner = Joiner(facts, Watched(step.pid, step.tid, engine.gang))
+        engine.rank_tids = frozenset(p.rank.tid for p in ready if p.rank) or engine.rank_tids
+        joiner = Joiner(facts, _watched(ready[-1].step, engine))
         for piece in ready:
             joined = joiner.join(piece)
             self._learn(engine, joined)
@@ -213,11 +227,12 @@ class Accountant:
     def _learn(self, engine: _Engine, piece: Piece) -> None:
         """A clean step teaches the model, and who is in the gang."""
         step = piece.step
-        if step.forward_ns <= 0:
-            return
         forward = [section for section in piece.sections if section.kind == "forward"]
+        forward_ns = sum(section.ns for section in forward)
+        if forward_ns <= 0:
+            return
         delayed_ns = sum(section.delayed_ns for section in forward)
-        clean = engine.is_clean(delayed_ns / step.forward_ns)
+        clean = engine.is_clean(delayed_ns / forward_ns)
         ran = engine.gang_seen.pop(step.step_id, None)
         if ran is not None and (clean or not engine.gang):
             engine.gang_seen[step.step_id] = ran
@@ -228,7 +243,7 @@ class Accountant:
         # As long as the gang is about to become known, what delayed it is not.
         settled = engine.gang or self._kernel_off or len(engine.delayed_ratios) == GANG_STEPS
         if clean and settled and not step.shares_omitted:
-            engine.model.observe(shape(step.shares), step.forward_ns - delayed_ns)
+            engine.model.observe(shape(step.shares), forward_ns - delayed_ns)
 
     def _facts_reach(self, moment_ns: int, now_ns: int) -> bool:
         complete_ns = self._facts_complete_ns
@@ -241,18 +256,15 @@ class Accountant:
             return False
         if record.first_scheduled_ns is None or record.finished_ns is None:
             return record.queued_ns is None
-        return any(
-            engine.ends and engine.ends[-1] >= record.finished_ns
-            for engine in self._engines.values()
-        )
+        if any(e.ends and e.ends[-1] >= record.finished_ns for e in self._engines.values()):
+            return True
+        return last_output_ns(record, self._pieces_of(record)[1]) is not None
 
     def _account(self, record: RequestRecord, *, finished: bool) -> Account:
         engine, pieces = self._pieces_of(record)
         step = pieces[-1].step if pieces else engine.last
         watched = (
-            Watched(record.pid, record.tid, engine.gang)
-            if step is None
-            else Watched(step.pid, step.tid, engine.gang)
+            Watched(record.pid, record.tid, engine.gang) if step is None else _watched(step, engine)
         )
         view = RequestView(
             record=record,
@@ -297,6 +309,10 @@ class Accountant:
             self.given_up += max(0, first - unneeded)
             del engine.pieces[:first], engine.ends[:first]
         self.given_up += self._facts.prune(keep_ns, MOST_FACTS)
+
+
+def _watched(step: Step, engine: _Engine) -> Watched:
+    return Watched(step.pid, step.tid, engine.gang, engine.rank_tids)
 
 
 def _gang(seen: Iterable[dict[int, float]]) -> frozenset[int]:

@@ -20,7 +20,7 @@ from dsagent.agent.account import Account, How, Part
 from dsagent.agent.fact_store import FactStore
 from dsagent.agent.join import Joiner, Watched, no_more_than
 from dsagent.agent.model import CleanStepModel, shape
-from dsagent.agent.pieces import Delay, Piece, Section, split
+from dsagent.agent.pieces import EXECUTING, Blame, Delay, Piece, Section, split
 from dsagent.agent.sheet import UNATTRIBUTED, Charge, Stretch, sum_up
 from dsagent.instrumentation.records import Admission, Phase, RequestRecord, Share, Step
 
@@ -49,10 +49,22 @@ class RequestView:
         lengths = sorted(piece.end_ns - piece.start_ns for piece in self.pieces)
         return max(STALL_NS, STALL_STEPS * lengths[len(lengths) // 2]) if lengths else STALL_NS
 
-    def joined(self, section: Section) -> Section:
+    def joined(self, section: Section, rank_pid: int | None = None) -> Section:
         """A section that no whole piece has: part of one, or the step that still runs."""
         facts = self.facts.overlapping(section.start_ns, section.end_ns)
-        return Joiner(facts, self.watched).section(section)
+        return Joiner(facts, self.watched).section(section, rank_pid)
+
+
+def last_output_ns(record: RequestRecord, pieces: Sequence[Piece]) -> int | None:
+    """The end of the last piece in which the request got a token; None where not all are there."""
+    found = 0
+    last_ns = None
+    for piece in pieces:
+        share = piece.shares.get(record.request_key)
+        if share is not None and share.output_tokens:
+            found += share.output_tokens
+            last_ns = piece.end_ns
+    return last_ns if found >= record.output_tokens else None
 
 
 def attribute(view: RequestView) -> Account:
@@ -103,7 +115,10 @@ def _walk(view: RequestView) -> Iterator[Stretch]:
     # the end.
     held_ns = end_ns
     if view.finished and not _given_up(record):
-        held_ns = min(max(record.finished_ns or queued_ns, queued_ns), end_ns)
+        # A front end in another process learns late that it was done.
+        told = (record.finished_ns, last_output_ns(record, view.pieces))
+        done_ns = min((moment for moment in told if moment is not None), default=queued_ns)
+        held_ns = min(max(done_ns, queued_ns), end_ns)
     at_ns = queued_ns
     for stretch in _in_engine(view, own, queued_ns, held_ns):
         yield stretch
@@ -142,7 +157,7 @@ def _in_engine(
         share = piece.shares.get(key)
         until_ns = min(piece.end_ns, held_ns)
         for section in _within(piece, at_ns, until_ns, view):
-            if _rest_ns(section) > stall_ns and section.kind != "forward":
+            if _rest_ns(section) > stall_ns and section.kind not in EXECUTING:
                 charges = [*_delays(section.delays), Charge("engine.stalled", _rest_ns(section))]
             elif share is not None:
                 charges = _own(section, piece, share, view.model)
@@ -210,7 +225,8 @@ def _within(piece: Piece, start_ns: int, end_ns: int, view: RequestView) -> Iter
         if (low, high) == (section.start_ns, section.end_ns):
             yield section
         else:
-            part = view.joined(Section(section.kind, low, high))
+            rank_pid = None if piece.rank is None else piece.rank.pid
+            part = view.joined(Section(section.kind, low, high), rank_pid)
             yield no_more_than(part, section)
 
 
@@ -256,8 +272,11 @@ def _own(section: Section, piece: Piece, share: Share, model: CleanStepModel) ->
         return [*charges, Charge("engine.gap", rest_ns)]
     if share.recompute:
         return [*charges, Charge("preempted", rest_ns)]
-    if section.kind == "host":
+    if section.kind in ("host", "hand-over"):
         return [*charges, Charge("engine.host", rest_ns)]
+    if section.kind == "slowest" and piece.rank is not None:
+        behind = (Blame(piece.rank.pid, 0, rest_ns),)
+        return [*charges, Charge("rank.wait", rest_ns, blames=behind)]
     return [*charges, *_forward(rest_ns, piece, share, model)]
 
 

@@ -16,8 +16,7 @@ from dsagent.agent.capacity import blame_by_capacity, occupied
 from dsagent.agent.fact_store import FactIndex
 from dsagent.agent.facts import Facts, Kind
 from dsagent.agent.model import Price
-from dsagent.agent.pieces import Blame, Delay, Piece, Section, split
-from dsagent.instrumentation.records import Step
+from dsagent.agent.pieces import EXECUTING, Blame, Delay, Piece, Section, split
 
 # Which kernel fact speaks for which cause; the order is the precedence.
 PRECEDENCE: tuple[tuple[Kind, str], ...] = (
@@ -65,7 +64,8 @@ SLOWED_LEAST_RATIO = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Whose delay counts: the loop's own thread everywhere, its gang in forward.
+    """Whose delay counts: the loop's own thread everywhere, its gang in forward; in a hand-over
+    to the ranks and back, their loops' threads too.
 
     The gang is the threads that ran at least a fifth of forward in recent clean steps.
     """
@@ -73,8 +73,10 @@ class Watched:
     pid: int
     loop_tid: int
     gang: frozenset[int]
+    rank_tids: frozenset[int] = frozenset()
 
 
+_Near = tuple[int, int, int, int, int, int, int]  # a fact's _COLUMNS
 Interval = tuple[int, int, int, int, int]  # rank in PRECEDENCE, start, end, culprit pid, its tid
 
 
@@ -128,7 +130,8 @@ class Joiner:
     def __init__(self, facts: Facts, watched: Watched) -> None:
         self._facts = facts
         self._watched = watched
-        watched_tids = np.fromiter({watched.loop_tid, *watched.gang}, np.uint32)
+        tids = {watched.loop_tid, *watched.gang, *watched.rank_tids}
+        watched_tids = np.fromiter(tids, np.uint32)
         self._mine = facts[np.isin(facts["tid"], watched_tids)]
         exact = (self._mine["exact"] == 1) & np.isin(self._mine["kind"], _RANKED)
         self._exact = FactIndex(self._mine[exact])
@@ -153,7 +156,9 @@ class Joiner:
         step_id = piece.step.step_id
         if not near and step_id not in self._summed:
             return piece
-        return replace(piece, sections=tuple(self._lay(s, near, step_id) for s in piece.sections))
+        rank_pid = None if piece.rank is None else piece.rank.pid
+        sections = (self._lay(s, near, step_id, rank_pid) for s in piece.sections)
+        return replace(piece, sections=tuple(sections))
 
     def priced(self, piece: Piece, price: Price) -> Piece:
         """`piece` with its price. Once the model is fitted, no more is charged in forward than it
@@ -187,22 +192,27 @@ class Joiner:
         slowed = Delay("cpu.slowed", ns, len(foreign), blames)
         return replace(section, delays=(*section.delays, slowed))
 
-    def section(self, section: Section) -> Section:
+    def section(self, section: Section, rank_pid: int | None = None) -> Section:
         """`section` with its delays. Summed facts have no place in one that was cut."""
-        return self._lay(section, self._near(section.start_ns, section.end_ns), None)
+        return self._lay(section, self._near(section.start_ns, section.end_ns), None, rank_pid)
 
-    def _near(self, start_ns: int, end_ns: int) -> list[tuple[int, int, int, int, int, int]]:
+    def _near(self, start_ns: int, end_ns: int) -> list[_Near]:
         found = self._exact.overlapping(start_ns, end_ns)
         return found[_COLUMNS].tolist() if len(found) else []
 
     def _lay(
         self,
         section: Section,
-        near: list[tuple[int, int, int, int, int, int]],
+        near: list[_Near],
         step_id: int | None,
+        rank_pid: int | None,
     ) -> Section:
-        in_forward = section.kind == "forward"
-        gang, loop_tid = self._watched.gang, self._watched.loop_tid
+        """`rank_pid`: the process of the rank that executed; None where the loop did so itself."""
+        executing = section.kind in EXECUTING
+        gang = self._watched.gang
+        alone = {self._watched.loop_tid}
+        if section.kind == "hand-over":
+            alone |= self._watched.rank_tids
         intervals = [
             (
                 _RANK[kind],
@@ -210,15 +220,15 @@ class Joiner:
                 end,
                 *self._holder(kind, tid, start, end, culprit_pid, culprit_tid),
             )
-            for kind, start, end, tid, culprit_pid, culprit_tid in near
+            for kind, start, end, pid, tid, culprit_pid, culprit_tid in near
             if start < section.end_ns
             and end > section.start_ns
-            and (in_forward or tid == loop_tid)
+            and (rank_pid in (None, pid) if executing else tid in alone)
             # A futex sleep ended by a team-mate is a team meeting at a barrier, not a lock.
-            and not (in_forward and kind == Kind.OFF_FUTEX and culprit_tid in gang)
+            and not (executing and kind == Kind.OFF_FUTEX and culprit_tid in gang)
         ]
         delays = lay(intervals, section.start_ns, section.end_ns) if intervals else []
-        if in_forward and step_id is not None:
+        if section.kind == "forward" and step_id is not None:
             delays = _merge([*delays, *self._summed.get(step_id, ())])
         delays = [self._with_capacity(delay, section) for delay in delays]
         return _bounded(section, delays, section.ns)
@@ -273,7 +283,7 @@ class Joiner:
 
 _RANK = {int(kind): rank for rank, (kind, _) in enumerate(PRECEDENCE)}
 _RANKED = np.array(list(_RANK), np.uint8)
-_COLUMNS = ["kind", "start_ns", "end_ns", "tid", "culprit_pid", "culprit_tid"]
+_COLUMNS = ["kind", "start_ns", "end_ns", "pid", "tid", "culprit_pid", "culprit_tid"]
 
 
 def _summed(facts: Facts) -> dict[int, list[Delay]]:
@@ -338,14 +348,17 @@ def _scaled(blames: tuple[Blame, ...], ns: int) -> tuple[Blame, ...]:
     return tuple(Blame(b.pid, b.tid, size) for b, size in zip(blames, sizes, strict=True) if size)
 
 
-def gang_shares(facts: Facts, steps: Mapping[int, Step]) -> dict[int, dict[int, float]]:
-    """step_id → tid → share of the step's forward time that the thread ran."""
+def gang_shares(facts: Facts, pieces: Mapping[int, Piece]) -> dict[int, dict[int, float]]:
+    """step_id → tid → share of the step's forward time that the thread ran; where ranks execute,
+    only of the slowest one's threads."""
     ran = facts[facts["kind"] == Kind.ONCPU]
-    ran = ran[np.isin(ran["step_id"], np.fromiter(steps, np.uint64))]
+    ran = ran[np.isin(ran["step_id"], np.fromiter(pieces, np.uint64))]
     shares: dict[int, dict[int, float]] = {}
-    for step_id, tid, ns in ran[["step_id", "tid", "ns"]].tolist():
-        forward_ns = steps[step_id].forward_ns
-        if forward_ns > 0:
+    for step_id, pid, tid, ns in ran[["step_id", "pid", "tid", "ns"]].tolist():
+        piece = pieces[step_id]
+        rank = piece.rank
+        forward_ns = piece.step.forward_ns if rank is None else rank.end_ns - rank.start_ns
+        if forward_ns > 0 and (rank is None or pid == rank.pid):
             by_tid = shares.setdefault(step_id, {})
             by_tid[tid] = by_tid.get(tid, 0.0) + ns / forward_ns
     return shares

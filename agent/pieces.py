@@ -2,19 +2,22 @@
 
 The *piece* (output k−1, output k] belongs to step k, whatever overlaps it. It
 has sections: the gap before the step began, host work, the forward pass, host
-work after it.
+work after it. Where worker ranks tell when they ran it, the forward pass is
+that of the slowest, between two hand-overs; what it took beyond all others is
+a section of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from dsagent.agent.model import Price
-from dsagent.instrumentation.records import Share, Step
+from dsagent.instrumentation.records import RankStep, Share, Step
 
-SectionKind = Literal["gap", "host", "forward"]
+SectionKind = Literal["gap", "host", "hand-over", "forward", "slowest"]
+EXECUTING: frozenset[SectionKind] = frozenset({"forward", "slowest"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +66,27 @@ class Piece:
     follows: bool  # nothing lies unseen between this step and the one read before
     shares: Mapping[int, Share]  # by request_key
     price: Price | None = None  # None until joined
+    rank: RankStep | None = None  # the slowest, where ranks tell
 
 
-def cut(step: Step, previous_output_ns: int | None, *, follows: bool = True) -> Piece:
+def cut(
+    step: Step,
+    previous_output_ns: int | None,
+    *,
+    follows: bool = True,
+    ranks: Sequence[RankStep] = (),
+) -> Piece:
     """The piece of `step`, its sections still without delays. With overlapping steps (async
     scheduling) what lies before the previous output belongs to the step before. Without a
     previous output it begins with the step; `follows` says whether steps are missing there."""
     start_ns = step.start_ns if previous_output_ns is None else previous_output_ns
     start_ns = min(start_ns, step.end_ns)
     sections: list[Section] = []
+    by_end = sorted(ranks, key=lambda rank: rank.end_ns)
     bounds: tuple[tuple[SectionKind, int, int], ...] = (
         ("gap", start_ns, step.start_ns),
         ("host", step.start_ns, step.forward_start_ns),
-        ("forward", step.forward_start_ns, step.forward_end_ns),
+        *_execution(step, by_end),
         ("host", step.forward_end_ns, step.end_ns),
     )
     reached_ns = start_ns
@@ -86,7 +97,23 @@ def cut(step: Step, previous_output_ns: int | None, *, follows: bool = True) -> 
             sections.append(Section(kind, low_ns, high_ns))
         reached_ns = high_ns
     shares = {share.request_key: share for share in step.shares}
-    return Piece(step, start_ns, step.end_ns, tuple(sections), follows, shares)
+    slowest = by_end[-1] if by_end else None
+    return Piece(step, start_ns, step.end_ns, tuple(sections), follows, shares, rank=slowest)
+
+
+def _execution(step: Step, by_end: Sequence[RankStep]) -> Iterator[tuple[SectionKind, int, int]]:
+    """The bounds of the forward pass as the scheduler saw it."""
+    start_ns, end_ns = step.forward_start_ns, step.forward_end_ns
+    if not by_end:
+        yield "forward", start_ns, end_ns
+        return
+    slowest = by_end[-1]
+    # A lone rank is behind nobody.
+    others_ns = by_end[-2].end_ns if len(by_end) > 1 else slowest.end_ns
+    yield "hand-over", start_ns, slowest.start_ns
+    yield "forward", slowest.start_ns, min(others_ns, end_ns)
+    yield "slowest", others_ns, min(slowest.end_ns, end_ns)
+    yield "hand-over", slowest.end_ns, end_ns
 
 
 def split(total: int, weights: Sequence[float]) -> list[int]:

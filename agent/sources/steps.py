@@ -41,7 +41,8 @@ class StepsSource:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._rings = RingSet()
-        self._new_schedulers: list[RingReader] = []
+        self._new_workers: list[RingReader] = []
+        self._scheduling: set[int] = set()  # pids of schedulers
         self._tree = procfs.ProcessTree()
         self._next_discovery_ns = 0
         self._cost_ns = 0
@@ -88,9 +89,13 @@ class StepsSource:
         return any(reader.header.role is role for reader in self._rings.open.values())
 
     def _read_all(self, readings: Readings, now_ns: int) -> None:
-        """An equal share of the poll's records for each ring, or what those before have left."""
+        """An equal share of the poll's records for each ring, or what those before have left. The
+        schedulers' first: what ranks and front ends wrote before an output is there when the step
+        that made it is."""
         left = MAX_RECORDS_A_POLL
-        rings = tuple(self._rings.open.items())
+        rings = sorted(
+            self._rings.open.items(), key=lambda item: item[1].header.role is not Role.SCHEDULER
+        )
         for place, (inode, reader) in enumerate(rings):
             left -= self._read(reader, max(1, left // (len(rings) - place)), readings, now_ns)
             if reader.refused:
@@ -154,20 +159,27 @@ class StepsSource:
         for pid in sorted(set(self.pids) - set(pids)):
             events.append(Event("child.ended", now_ns, f"process {pid} has left the target"))
         self.pids = pids
+        self._scheduling.intersection_update(pids)
         for reader in self._rings.look(pids, now_ns):
-            if reader.header.role is Role.SCHEDULER:
-                self._new_schedulers.append(reader)
+            if reader.header.role is not Role.FRONTEND:
+                self._new_workers.append(reader)
         return events
 
     def new_step_words(self) -> dict[int, int]:
         """pid → address, in that process, of the word that holds its running step; of the
-        schedulers found since the last call."""
+        schedulers and ranks found since the last call. Where one process is both, the scheduler's:
+        its step goes on for longer."""
         words = {}
-        for reader in self._new_schedulers:
-            address = step_word_address(reader.header.pid, reader.inode)
+        for reader in sorted(self._new_workers, key=lambda reader: reader.header.role):
+            pid = reader.header.pid
+            if reader.header.role is Role.SCHEDULER:
+                self._scheduling.add(pid)
+            elif pid in self._scheduling:
+                continue
+            address = step_word_address(pid, reader.inode)
             if address is not None:
-                words[reader.header.pid] = address
-        self._new_schedulers.clear()
+                words[pid] = address
+        self._new_workers.clear()
         return words
 
     def running(self) -> Sequence[tuple[int, int, int, int]]:

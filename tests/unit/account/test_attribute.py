@@ -388,7 +388,8 @@ def test_an_unfinished_request_of_a_hanging_loop_is_stalled() -> None:
 
 def test_lost_steps_are_unobserved_not_the_front_end() -> None:
     kept = decodes(100, 1)[:20]
-    found = account(life(1, 0, 0, 20 * MS, 2_000 * MS, 2_001 * MS), kept)
+    whole = replace(life(1, 0, 0, 20 * MS, 2_000 * MS, 2_001 * MS), output_tokens=100)
+    found = account(whole, kept)
     check_sums(found)
     assert parts(found)["unobserved"] == 1_600 * MS
     assert parts(found)["frontend.out"] == 1 * MS
