@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kernel_lab import Child, Watch, require_kernel_source, within
+from kernel_lab import Child, Watch, overlap_ns, require_kernel_source, within
 
 from dsagent.agent.facts import Kind
 
@@ -24,7 +24,7 @@ server = socket.create_server(("127.0.0.1", 0))
 say(port=server.getsockname()[1])
 sock = server.accept()[0]
 def info(offset):  # of struct tcp_info
-    told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+    told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 240)
     return struct.unpack_from("=I", told, offset)[0]
 """
 _ATTACH_FILTER, _DETACH_FILTER = 26, 27
@@ -53,9 +53,7 @@ say(before=before, start=start, end=now(), again=info(100)); hear()
     )
     with Child(body) as child, socket.create_connection(("127.0.0.1", child.hear()["port"])) as me:
         child.hear()
-        drop_all = ctypes.create_string_buffer(struct.pack("=HBBI", 6, 0, 0, 0))  # BPF_RET 0
-        program = struct.pack("@HP", 1, ctypes.addressof(drop_all))
-        me.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+        _go_deaf(me)
         with Watch(child.pid) as watch:
             booked = _retransmitted()
             child.say()
@@ -121,6 +119,73 @@ say(end=now()); hear()
         (wait,) = within(waits, full - 1_000_000_000, again)[-1:]
         assert wait["start_ns"] <= full
         assert drained <= wait["end_ns"] <= again
+
+
+def test_a_window_that_was_shut_is_no_loss() -> None:
+    """A client does not read and so takes nothing more; when it does at last, what comes next is
+    lost. That is both, one after the other: nothing was lost while the window was shut."""
+    body = (
+        SERVER
+        + """
+sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
+sock.setblocking(False)
+say(ready=True); hear()
+try:
+    while True:
+        sock.send(bytes(300))
+        nap(3_000)
+except BlockingIOError:
+    full = now()
+while info(228):  # tcpi_snd_wnd
+    nap(10_000)
+say(full=full, shut=now(), again=info(100)); hear()
+before = info(100)
+while info(100) == before:
+    nap(10_000)
+say(lost=True)
+select.select([], [sock], [])
+sock.send(b"x")
+say(again=now()); hear()
+"""
+    )
+    me = _narrow_socket()
+    with Child(body) as child, me:
+        me.connect(("127.0.0.1", child.hear()["port"]))
+        child.hear()
+        with Watch(child.pid) as watch:
+            child.say()
+            told = child.hear()
+            time.sleep(0.5)  # so long it does not read
+            _go_deaf(me)
+            opened = time.monotonic_ns()
+            child.say()
+            me.recv(1 << 20)
+            child.hear()
+            me.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
+            heard = time.monotonic_ns()
+            me.setblocking(False)
+            again = _drain_until_heard(me, child)
+            child.say()
+            watch.until(again)
+    lost = watch.of(Kind.RETRANSMIT, tid=child.pid)
+    assert overlap_ns(lost, told["shut"], opened) == 0
+    assert overlap_ns(lost, opened, heard) >= (heard - opened) / 2
+    (wait,) = watch.of(Kind.BACKPRESSURE, tid=child.pid, least_ns=500_000_000)
+    assert wait["start_ns"] <= told["full"]
+    assert heard <= wait["end_ns"] <= again
+
+
+def _narrow_socket() -> socket.socket:
+    narrow = socket.socket()
+    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    narrow.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+    return narrow
+
+
+def _go_deaf(me: socket.socket) -> None:
+    drop_all = ctypes.create_string_buffer(struct.pack("=HBBI", 6, 0, 0, 0))  # BPF_RET 0
+    program = struct.pack("@HP", 1, ctypes.addressof(drop_all))
+    me.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
 
 
 def _drain_until_heard(me: socket.socket, child: Child) -> int:

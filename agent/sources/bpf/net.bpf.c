@@ -16,7 +16,7 @@ enum { FIN_WAIT2 = 5, TIME_WAIT = 6, CLOSED = 7 };
 struct ds_socket {
 	__u32 pid;
 	__u32 tid;
-	__u64 unacked_ns; /* since when something written has not been acknowledged */
+	__u64 unacked_ns; /* since when what is due next could have been acknowledged, and was not */
 	__u64 full_ns; /* since when it takes no more; 0: it does */
 	__u64 lost_ns; /* since when a segment has been missing that was sent again; 0: none */
 	__u32 written; /* sequence number after what was last written */
@@ -40,6 +40,12 @@ static __always_inline struct ds_socket *socket_of(struct sock *sk)
 	if (!sk->sk_bpf_storage) /* most sockets: saves the call */
 		return 0;
 	return bpf_sk_storage_get(&sockets, sk, 0, 0);
+}
+
+/* What the client lets come, in bytes; 0: its buffer is full. */
+static __always_inline __u32 window_of(struct sock *sk)
+{
+	return BPF_CORE_READ((struct tcp_sock *)sk, snd_wnd);
 }
 
 /* Tell [*since, now), and go on at `next`. */
@@ -93,7 +99,8 @@ int on_send(__u64 *ctx)
 	return 0;
 }
 
-/* Each time a segment is sent again: the time since it was first, or since the last time. */
+/* Each time a segment is sent again: the time since it was first, or since the last time. To a
+ * client that takes nothing more it is sent to ask whether it does again: that loses nothing. */
 SEC("tp_btf/tcp_retransmit_skb")
 int on_retransmit(__u64 *ctx)
 {
@@ -105,6 +112,10 @@ int on_retransmit(__u64 *ctx)
 
 	if (!s)
 		return 0;
+	if (!window_of(sk)) {
+		s->lost_ns = 0;
+		return 0;
+	}
 	now = bpf_ktime_get_ns();
 	if (!s->lost_ns)
 		s->lost_ns = s->unacked_ns;
@@ -113,7 +124,8 @@ int on_retransmit(__u64 *ctx)
 	return 0;
 }
 
-/* A segment arrived, which may acknowledge what was sent again. */
+/* A segment arrived, which may acknowledge what was sent again, or anything, or open the window:
+ * from then on it is the rest that is due. */
 SEC("tp_btf/tcp_probe")
 int on_segment(__u64 *ctx)
 {
@@ -121,10 +133,17 @@ int on_segment(__u64 *ctx)
 	struct sk_buff *skb = (void *)ctx[1];
 	struct ds_socket *s = socket_of(sk);
 	struct tcp_skb_cb *segment = (void *)skb->cb;
+	__u32 acked;
+	__u64 now;
 
-	if (!s || !s->lost_ns || after(s->lost_end, BPF_CORE_READ(segment, ack_seq)))
+	if (!s)
 		return 0;
-	tell(s, DS_RETRANSMIT, &s->lost_ns, bpf_ktime_get_ns(), 0);
+	now = bpf_ktime_get_ns();
+	acked = BPF_CORE_READ(segment, ack_seq);
+	if (!window_of(sk) || after(acked, BPF_CORE_READ((struct tcp_sock *)sk, snd_una)))
+		s->unacked_ns = now;
+	if (s->lost_ns && !after(s->lost_end, acked))
+		tell(s, DS_RETRANSMIT, &s->lost_ns, now, 0);
 	return 0;
 }
 
