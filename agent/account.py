@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from dsagent.instrumentation.records import RequestRecord
@@ -113,6 +113,36 @@ class DelayedBy:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineSpanFigure:
+    """The same figure by the engine's own span and by our account."""
+
+    figure: str  # the span's attribute
+    engine: int
+    ours: int
+    unit: str  # ns, tokens
+    agrees: bool  # within a bound
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedEngineSpan:
+    """The SERVER span that the engine itself exported for the request; ours is below it."""
+
+    span_id: str  # 16 hex digits
+    name: str
+    scope: str  # the instrumentation scope's name
+    figures: tuple[EngineSpanFigure, ...]
+    replaced_trace_id: str | None = None  # what we had made up for a request without context
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "span_id": self.span_id,
+            "name": self.name,
+            "scope": self.scope,
+            "figures": [asdict(figure) for figure in self.figures],
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Account:
     """Σ parts + unattributed_ns == e2e_ns, and Σ ttft_parts + ttft_unattributed_ns == ttft_ns."""
 
@@ -127,6 +157,7 @@ class Account:
     delayed_by: tuple[DelayedBy, ...]
     step_ids: tuple[int, ...] = field(default=())  # the steps it took part in, in order
     engine_id: int = 0
+    engine_span: JoinedEngineSpan | None = None
 
     @property
     def trace_id(self) -> str:
@@ -168,6 +199,7 @@ class Account:
                 for d in self.delayed_by
             ],
             "steps": len(self.step_ids),
+            "engine_span": None if self.engine_span is None else self.engine_span.to_json(),
         }
 
 

@@ -80,7 +80,7 @@ def build(argv: Sequence[str]) -> tuple[typer.Typer, list[str]]:
                 "default_map": {k: v for k, v in values.items() if k in names},
             },
         )(function)
-    return app, settings.complete_prometheus_flag(arguments)
+    return app, settings.complete_addresses(arguments)
 
 
 def run(argv: Sequence[str]) -> int:

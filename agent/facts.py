@@ -100,6 +100,29 @@ class SourceStatus:
     cost_ns: int = 0  # CPU spent by it so far, in the kernel or in the agent
 
 
+@dataclass(frozen=True, slots=True)
+class EngineSpan:
+    """A request's SERVER span as the engine itself exported it. Times are wall-clock ns."""
+
+    trace_id: int
+    span_id: int
+    parent_span_id: int | None
+    name: str
+    scope: str  # the instrumentation scope's name
+    request_id: str
+    start_unix_ns: int
+    end_unix_ns: int
+    figures: Mapping[str, float] = field(default_factory=dict)  # by attribute, as they came
+
+
+@dataclass(frozen=True, slots=True)
+class OtlpBody:
+    """An ExportTraceServiceRequest as it was received, and how many spans it holds."""
+
+    data: bytes
+    spans: int
+
+
 @dataclass(slots=True)
 class Readings:
     """What one poll of one source brought; a source fills what it has."""
@@ -117,6 +140,8 @@ class Readings:
     names: dict[int, str] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    engine_spans: list[EngineSpan] = field(default_factory=list)
+    otlp_bodies: list[OtlpBody] = field(default_factory=list)  # to be passed on unchanged
 
 
 class Source(Protocol):

@@ -118,19 +118,24 @@ class Feeds:
     """All sources of one target, in the order they are polled: the steps first, so that the
     facts polled after them reach beyond their ends. Those named in `without` are never made."""
 
-    def __init__(self, target: Target, without: Collection[str] = ()) -> None:
+    def __init__(
+        self, target: Target, without: Collection[str] = (), receiver: Source | None = None
+    ) -> None:
+        """`receiver`: one more source, that only some sessions have."""
         self.steps = StepsSource(target)
         self._target = target
         self._without = without
         self._kernel: KernelSource | None = None
         self._failed: list[str] = []
         self.lag_ns = 0  # of the loop that polls them all
-        self.all = (
+        received = () if receiver is None else (Feed(receiver.name, lambda: receiver),)
+        self.all: tuple[Feed, ...] = (
             Feed("steps", lambda: self.steps),
             Feed("kernel", self._make_kernel),
             Feed("proc", lambda: ProcSource(target, lambda: self.steps.pids)),
             Feed("stall", lambda: StallSource(target, self._progress)),
             Feed("nvml", self._make_nvml),
+            *received,
         )
 
     def _make_kernel(self) -> Source:

@@ -16,6 +16,7 @@ from dsagent.agent.errors import USAGE, DsagentError
 
 KEEP_NS = 600_000_000_000
 MAX_BYTES = 32 << 20
+RENEW_NS = 30_000_000_000  # how far back an account that is renewed may lie
 FOREVER_NS = 1 << 62
 MIN_PREFIX = 4  # shorter ones are typing mistakes
 OTHERS = 5
@@ -39,6 +40,7 @@ class Entry:
     request_id: str
     trace_id: str
     external_id: str | None
+    made_up_trace_id: str | None  # what others' accounts call it, if not by trace_id
     partial: bool
     finished: bool
     causes: tuple[tuple[str, int], ...]
@@ -57,6 +59,9 @@ class Entry:
             request_id=record.request_id,
             trace_id=account.trace_id,
             external_id=record.external_id,
+            made_up_trace_id=(
+                None if account.engine_span is None else account.engine_span.replaced_trace_id
+            ),
             partial=account.partial,
             finished=account.finished,
             causes=tuple((part.cause, part.ns) for part in account.parts),
@@ -81,8 +86,8 @@ class Entry:
         return sum(who.ns for _, who in self.culprits if who.kind == "request")
 
     def ids(self) -> tuple[str, ...]:
-        ids = (self.request_id, self.trace_id)
-        return ids if self.external_id is None else (*ids, self.external_id)
+        ids = (self.request_id, self.trace_id, self.external_id, self.made_up_trace_id)
+        return tuple(filter(None, ids))
 
 
 class Ledger:
@@ -112,6 +117,21 @@ class Ledger:
         while self._bytes > self._max_bytes:
             self._drop_oldest()
             self.evicted += 1
+
+    def renew(self, account: Account) -> None:
+        """More is known of a request that was added a moment ago: the new account replaces the
+        old one. One that is not there any more is passed over."""
+        if account.engine_span is None:
+            return
+        entry = Entry.of(account, account.record.sent_ns)
+        for back in range(1, len(self._entries) + 1):
+            old = self._entries[-back]
+            if old.request_id == entry.request_id and old.ended_ns == entry.ended_ns:
+                self._entries[-back] = entry
+                self._bytes += entry.nbytes - old.nbytes
+                return
+            if old.ended_ns < entry.ended_ns - RENEW_NS:
+                return
 
     def expire(self, now_ns: int) -> None:
         while self._entries and self._entries[0].ended_ns < now_ns - self._keep_ns:

@@ -1,4 +1,5 @@
-"""The sinks of a session, each standing alone, and which ones the flags ask for."""
+"""The sinks of a session, each standing alone, and which ones the flags ask for; and what
+receives spans, since what comes in there goes on to a sink."""
 
 from __future__ import annotations
 
@@ -7,15 +8,19 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from dsagent.agent.facts import Target
 from dsagent.agent.guard import attempt
 from dsagent.agent.resource import resource_overrides
 from dsagent.agent.sampling import Sampler
+from dsagent.agent.settings import parse_address
 from dsagent.agent.sinks.base import Explained, Sink, SinkStatus
 from dsagent.agent.sinks.otlp_config import otlp_config
 from dsagent.agent.slo import Limits, load_limits
+
+if TYPE_CHECKING:
+    from dsagent.agent.sources.otlp_receiver.source import OtlpReceiver
 
 
 class Outlets:
@@ -75,6 +80,8 @@ class OutletOptions:
     step_spans: Literal["worst", "all"] = "worst"
     otlp_endpoint: str | None = None
     prometheus: str | None = None
+    otlp_receive: str | None = None
+    otlp_receive_grpc: str | None = None
 
 
 def make_sinks(options: OutletOptions, target: Target) -> list[Sink]:
@@ -88,7 +95,6 @@ def make_sinks(options: OutletOptions, target: Target) -> list[Sink]:
 
         sinks.append(RecordingSink(options.record, options.record_max_bytes))
     if options.prometheus is not None:
-        from dsagent.agent.settings import parse_address
         from dsagent.agent.sinks.prometheus import PrometheusSink
 
         host, port = parse_address(options.prometheus)
@@ -106,4 +112,24 @@ def make_sinks(options: OutletOptions, target: Target) -> list[Sink]:
                 step_spans=options.step_spans,
             )
         )
+        if (options.otlp_receive or options.otlp_receive_grpc) and config.traces is not None:
+            from dsagent.agent.sinks.otlp_forward import OtlpForwardSink
+
+            sinks.append(OtlpForwardSink(config.traces))
     return sinks
+
+
+def make_receiver(options: OutletOptions) -> OtlpReceiver | None:
+    """Listening already, where one is asked for. Raises DsagentError."""
+    http = None if options.otlp_receive is None else parse_address(options.otlp_receive)
+    grpc = None if options.otlp_receive_grpc is None else parse_address(options.otlp_receive_grpc)
+    if http is None and grpc is None:
+        return None
+    from dsagent.agent.sources.otlp_receiver.source import OtlpReceiver, refuse_loop
+
+    config = otlp_config(os.environ, options.otlp_endpoint)
+    for endpoint in (config.traces, config.metrics) if config is not None else ():
+        if endpoint is not None:
+            refuse_loop(http, endpoint.host, endpoint.port)
+            refuse_loop(grpc, endpoint.host, endpoint.port)
+    return OtlpReceiver(http, grpc, passes_on=config is not None and config.traces is not None)

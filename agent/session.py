@@ -18,8 +18,18 @@ from dsagent.agent.accountant import Accountant
 from dsagent.agent.budget import Budget
 from dsagent.agent.clock import Clock
 from dsagent.agent.control import ControlServer
+from dsagent.agent.engine_spans import EngineSpans
 from dsagent.agent.errors import CANNOT_ATTACH, USAGE, DsagentError
-from dsagent.agent.facts import Event, Facts, Readings, Sample, SourceStatus, Target, no_facts
+from dsagent.agent.facts import (
+    Event,
+    Facts,
+    Readings,
+    Sample,
+    Source,
+    SourceStatus,
+    Target,
+    no_facts,
+)
 from dsagent.agent.feeds import Feeds
 from dsagent.agent.guard import attempt
 from dsagent.agent.ledger import BYS, KEEP_NS, Ledger
@@ -75,6 +85,7 @@ class Session:
         target: Target,
         sinks: Sequence[Sink] = (),
         *,
+        receiver: Source | None = None,
         duration_s: float | None = None,
         max_overhead_ratio: float = 0.01,
         without: Collection[str] = (),
@@ -92,7 +103,8 @@ class Session:
         self._on_attached = on_attached
         self._on_live = on_live
         self._on_trouble = on_trouble
-        self._feeds = Feeds(target, without)
+        self._feeds = Feeds(target, without, receiver)
+        self._engine_spans = None if receiver is None else EngineSpans()
         self._outlets = Outlets(sinks)
         self._clock = Clock()
         self._waker = Waker()
@@ -200,6 +212,16 @@ class Session:
             self.counts.requests += account.record.sent_ns >= self._attached_ns
         samples = [sample for readings in brought for sample in readings.samples]
         samples += self._measure(now_ns)
+        anchor = self._clock.anchor(now_ns)
+        if self._engine_spans is not None:
+            spans = [span for readings in brought for span in readings.engine_spans]
+            join = functools.partial(
+                self._engine_spans.pass_on, tuple(accounts), spans, anchor, now_ns
+            )
+            accounts = self._accounting(now_ns, join) or []
+            for account in accounts:
+                self._accounting(now_ns, functools.partial(self.ledger.renew, account))
+            samples += self._engine_spans.samples(now_ns)
         events = [event for readings in brought for event in readings.events]
         events += self._pending_events
         self._pending_events = []
@@ -208,7 +230,7 @@ class Session:
         self._outlets.take(
             Explained(
                 target=self.target,
-                anchor=self._clock.anchor(now_ns),
+                anchor=anchor,
                 now_ns=now_ns,
                 accounts=tuple(accounts),
                 steps=tuple(step for readings in brought for step in readings.steps),
@@ -220,6 +242,7 @@ class Session:
                 sources=self._feeds.statuses(),
                 sinks=sinks,
                 uncounted_losses=self._feeds.steps.uncounted_losses,
+                otlp_bodies=tuple(body for readings in brought for body in readings.otlp_bodies),
             )
         )
 
@@ -324,6 +347,9 @@ class Session:
             self._pass_on(now_ns)
         if self._accountant.waiting:
             self._pass_on(now_ns, gives_up=True)
+        if self._engine_spans is not None:
+            self._engine_spans.let_go()
+            self._pass_on(now_ns)
         self._feeds.steps.leave_unread()
 
     def _finish(self) -> dict[str, Any]:

@@ -27,6 +27,12 @@ ENV_PREFIX = "DSAGENT"
 MAX_SECONDS = 1e9
 MAX_BYTES = 1 << 60
 PROMETHEUS_DEFAULT = "127.0.0.1:9464"
+# What these options mean without an address: the usual ports.
+ADDRESS_DEFAULTS = {
+    "--prometheus": PROMETHEUS_DEFAULT,
+    "--otlp-receive": "127.0.0.1:4318",
+    "--otlp-receive-grpc": "127.0.0.1:4317",
+}
 
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
@@ -59,16 +65,16 @@ def take_config_flag(argv: Sequence[str]) -> tuple[list[str], str | None]:
     return rest, config
 
 
-def complete_prometheus_flag(argv: Sequence[str]) -> list[str]:
+def complete_addresses(argv: Sequence[str]) -> list[str]:
     """A bare --prometheus means 127.0.0.1:9464: what follows is its address only with a colon,
-    so that `--prometheus 1234` does not swallow a pid."""
+    so that `--prometheus 1234` does not swallow a pid. Likewise the others."""
     out: list[str] = []
     for index, argument in enumerate(argv):
         out.append(argument)
-        if argument == "--prometheus":
+        if argument in ADDRESS_DEFAULTS:
             following = argv[index + 1] if index + 1 < len(argv) else ""
             if ":" not in following or following.startswith("-"):
-                out.append(PROMETHEUS_DEFAULT)
+                out.append(ADDRESS_DEFAULTS[argument])
     return out
 
 
@@ -133,12 +139,12 @@ def named_path(value: object) -> Path:
     return Path(value)
 
 
-def prometheus_address(text: str | None) -> str | None:
+def listen_address(text: str | None, usual: str = PROMETHEUS_DEFAULT) -> str | None:
     """HOST:PORT; the usual address for a bare yes, None for a no. Raises DsagentError (exit 2)."""
     if text is None or text.lower() in _NO:
         return None
     if text.lower() in _YES:
-        return PROMETHEUS_DEFAULT
+        return usual
     parse_address(text)
     return text
 

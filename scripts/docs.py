@@ -7,6 +7,7 @@ from pathlib import Path
 from dsagent.agent.catalog import (
     AGENT_METRICS,
     ENGINE_METRICS,
+    ENGINE_SPAN_METRICS,
     GPU_METRICS,
     PROCESS_METRICS,
     REQUEST_METRICS,
@@ -25,6 +26,7 @@ GROUPS = {
     "The agent itself": AGENT_METRICS,
     "Devices": GPU_METRICS,
     "Processes": PROCESS_METRICS,
+    "The engine's own spans": ENGINE_SPAN_METRICS,
     "Of the reference engine's own /metrics": ENGINE_METRICS,
 }
 

@@ -46,6 +46,18 @@ def attach(
         str | None,
         option(metavar="[HOST:PORT]", help="Answer scrapes; without an address at 127.0.0.1:9464."),
     ] = None,
+    otlp_receive: Annotated[
+        str | None,
+        option(
+            metavar="[HOST:PORT]",
+            help="Take the spans that the engine exports itself, by OTLP over HTTP; without an "
+            "address at 127.0.0.1:4318. They are passed on to the OTLP endpoint.",
+        ),
+    ] = None,
+    otlp_receive_grpc: Annotated[
+        str | None,
+        option(metavar="[HOST:PORT]", help="The same over gRPC; without an address at :4317."),
+    ] = None,
     max_overhead: Annotated[
         str, option(metavar="PERCENT", help="Step down where watching costs more.")
     ] = "1%",
@@ -68,14 +80,14 @@ def attach(
     """
     from dsagent.agent import settings, terminal
     from dsagent.agent.feeds import DISPENSABLE
-    from dsagent.agent.outlets import OutletOptions, make_sinks
+    from dsagent.agent.outlets import OutletOptions, make_receiver, make_sinks
     from dsagent.agent.overhead import give_way
     from dsagent.agent.session import Session
     from dsagent.agent.target import resolve_starting
 
     max_overhead_ratio = settings.parse_percent(max_overhead)
     left_out = settings.parse_names(without, DISPENSABLE)
-    scraped_at = settings.prometheus_address(prometheus)
+    scraped_at = settings.listen_address(prometheus)
     progress = terminal.Progress()
     target = resolve_starting(pid, progress.say)
     options = OutletOptions(
@@ -85,6 +97,12 @@ def attach(
         step_spans=step_spans,
         otlp_endpoint=otlp_endpoint,
         prometheus=scraped_at,
+        otlp_receive=settings.listen_address(
+            otlp_receive, settings.ADDRESS_DEFAULTS["--otlp-receive"]
+        ),
+        otlp_receive_grpc=settings.listen_address(
+            otlp_receive_grpc, settings.ADDRESS_DEFAULTS["--otlp-receive-grpc"]
+        ),
     )
 
     def on_attached() -> None:
@@ -99,6 +117,7 @@ def attach(
     session = Session(
         target,
         make_sinks(options, target),
+        receiver=make_receiver(options),
         duration_s=duration,
         max_overhead_ratio=max_overhead_ratio,
         without=left_out,

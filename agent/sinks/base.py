@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dsagent.agent.account import Account
-from dsagent.agent.facts import ClockAnchor, Event, Facts, Sample, SourceStatus, Target, no_facts
+from dsagent.agent.facts import (
+    ClockAnchor,
+    Event,
+    Facts,
+    OtlpBody,
+    Sample,
+    SourceStatus,
+    Target,
+    no_facts,
+)
 from dsagent.instrumentation.records import RankStep, Step
 
 
@@ -29,6 +38,7 @@ class Explained:
     sources: tuple[SourceStatus, ...] = ()
     sinks: tuple[SinkStatus, ...] = ()
     uncounted_losses: int = 0
+    otlp_bodies: tuple[OtlpBody, ...] = ()  # received, to be passed on unchanged
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,8 +153,8 @@ class OtlpSink:
                 provider=provider(target),
             )
             self._enqueue([_marked(spans[0], decision), *spans[1:]], anchor)
-        # An engine that exports its spans itself exports its steps, too.
-        self._held.end_request(record, kept=decision.keep and not record.self_exported)
+        kept = decision.keep and not _engine_exports_steps(account, target)
+        self._held.end_request(record, kept=kept)
 
     def _enqueue(self, spans: list[Span], anchor: ClockAnchor) -> None:
         for span in spans:
@@ -229,7 +229,7 @@ class OtlpSink:
         """`response`: an empty one of the kind that the back end should have sent."""
         rejected, reason = items, answer.reason
         if answer.result == "accepted":
-            rejected, reason = _rejected(answer.body, items, response)
+            rejected, reason = rejected_items(answer.body, items, response)
         with self._lock:
             if self._is_stopped:
                 return  # already counted as not answered for
@@ -239,6 +239,14 @@ class OtlpSink:
                 failed=self._status.failed + rejected,
                 reason=reason or self._status.reason,
             )
+
+
+def _engine_exports_steps(account: Account, target: Target) -> bool:
+    """Our own SDK in the engine exports the steps with the requests; other engines that export a
+    span of the request know nothing of steps."""
+    if account.engine_span is not None:
+        return account.engine_span.scope == names.SCOPE
+    return account.record.self_exported and target.engine == "reference"
 
 
 def _parts(account: Account) -> dict[str, int]:
@@ -255,7 +263,7 @@ def _marked(root: Span, decision: Decision) -> Span:
     return replace(root, attributes=attributes)
 
 
-def _rejected(
+def rejected_items(
     body: bytes, items: int, response: ExportTraceServiceResponse | ExportMetricsServiceResponse
 ) -> tuple[int, str]:
     """How many items the back end did not take though it answered 2xx, and why."""

@@ -23,7 +23,7 @@ def test_config_is_taken_out_wherever_it_stands() -> None:
 
 
 def test_a_bare_prometheus_does_not_swallow_the_pid() -> None:
-    complete = settings.complete_prometheus_flag
+    complete = settings.complete_addresses
     default = settings.PROMETHEUS_DEFAULT
     assert complete(["attach", "--prometheus", "12"]) == ["attach", "--prometheus", default, "12"]
     assert complete(["attach", "12", "--prometheus"]) == ["attach", "12", "--prometheus", default]
@@ -103,7 +103,7 @@ def test_names_by_commas() -> None:
 
 
 def test_prometheus_may_be_a_plain_yes_or_no() -> None:
-    of = settings.prometheus_address
+    of = settings.listen_address
     default = settings.PROMETHEUS_DEFAULT
     assert [of(text) for text in ("1", "true", "True", "on")] == [default] * 4
     assert [of(text) for text in (None, "0", "False", "off")] == [None] * 4

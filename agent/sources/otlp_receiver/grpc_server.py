@@ -1,0 +1,88 @@
+"""OTLP over gRPC: opentelemetry.proto.collector.trace.v1.TraceService/Export.
+
+Messages are taken as bytes, so no generated classes are needed. grpc is imported only here, when
+somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from dsagent.agent.errors import DsagentError
+from dsagent.agent.sources.otlp_receiver.inbox import MAX_BODY_BYTES, Inbox, Verdict
+
+if TYPE_CHECKING:
+    import grpc
+
+SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
+MAX_CONNECTIONS = 32
+MAX_CALLS = 8  # at once, over all connections
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_BODY_BYTES),  # before and after decompressing
+    ("grpc.max_send_message_length", 4096),
+    ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.max_concurrent_streams", 8),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.max_connection_idle_ms", 60_000),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.keepalive_time_ms", 30_000),  # finds out who has gone without a word
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.so_reuseport", 0),  # else a second agent would share the port, and each get a part
+)
+
+
+class GrpcServer:
+    """Bound when made; serves from `start` to `stop`."""
+
+    def __init__(self, host: str, port: int, inbox: Inbox) -> None:
+        """Raises DsagentError where it cannot listen there. Port 0: any that is free."""
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own log goes to stderr
+        try:
+            import grpc
+        except ImportError as error:
+            raise DsagentError(
+                "--otlp-receive-grpc needs the package grpcio: pip install 'dsagent[agent]'"
+            ) from error
+        self._inbox = inbox
+        self._codes = {
+            Verdict.BAD: grpc.StatusCode.INVALID_ARGUMENT,
+            Verdict.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+            Verdict.BUSY: grpc.StatusCode.UNAVAILABLE,  # the one that is tried again
+        }
+        export = grpc.unary_unary_rpc_method_handler(self._export)
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="otlp-grpc")
+        self._server = grpc.server(
+            self._pool,
+            handlers=(grpc.method_handlers_generic_handler(SERVICE, {"Export": export}),),
+            options=_OPTIONS,
+            maximum_concurrent_rpcs=MAX_CALLS,
+            compression=grpc.Compression.NoCompression,
+        )
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            self.port = self._server.add_insecure_port(where)
+        except RuntimeError as error:
+            self._pool.shutdown()
+            raise DsagentError(
+                f"cannot listen on {where} for OTLP over gRPC: in use, or no address of this "
+                "machine; choose another one with --otlp-receive-grpc HOST:PORT"
+            ) from error
+
+    def start(self) -> None:
+        self._server.start()
+
+    def stop(self) -> None:
+        """May be called twice."""
+        self._server.stop(grace=0.5).wait(2.0)
+        self._pool.shutdown(wait=False)
+
+    def _export(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+        answer = self._inbox.put(body)
+        code = self._codes.get(answer.verdict)
+        self._inbox.count("grpc", "OK" if code is None else code.name, answer.why)
+        if code is not None:
+            context.set_code(code)
+            context.set_details(answer.why)
+        return b""  # an empty ExportTraceServiceResponse: all taken
