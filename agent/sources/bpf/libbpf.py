@@ -10,7 +10,9 @@ import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Iterable
+import platform
+import struct
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -38,6 +40,7 @@ _PROTOTYPES: dict[str, tuple[object, list[object]]] = {
     "bpf_program__attach_perf_event": (_P, [_P, _I]),
     "bpf_program__fd": (_I, [_P]),
     "bpf_program__set_autoload": (_I, [_P, ctypes.c_bool]),
+    "bpf_program__set_expected_attach_type": (_I, [_P, _I]),
     "bpf_enable_stats": (_I, [_I]),
     "bpf_map__reuse_fd": (_I, [_P, _I]),
     "bpf_link__fd": (_I, [_P]),
@@ -49,12 +52,18 @@ _PROTOTYPES: dict[str, tuple[object, list[object]]] = {
     "bpf_map__initial_value": (_P, [_P, ctypes.POINTER(_SIZE)]),
     "bpf_map_lookup_elem": (_I, [_I, _P, _P]),
     "bpf_map_update_elem": (_I, [_I, _P, _P, ctypes.c_uint64]),
+    "bpf_map_delete_elem": (_I, [_I, _P]),
     "bpf_iter_create": (_I, [_I]),
     "btf__load_vmlinux_btf": (_P, []),
     "btf__free": (None, [_P]),
     "btf__find_by_name": (ctypes.c_int32, [_P, _STR]),
     "btf__type_by_id": (_P, [_P, _U32]),
 }
+
+
+_BPF_SYSCALL = {"x86_64": 321, "aarch64": 280}
+_LINK_CREATE = 28
+_UPROBE_MULTI = 48  # enum bpf_attach_type
 
 
 class Library:
@@ -73,6 +82,7 @@ class Library:
         except AttributeError as error:
             raise SourceUnavailable(f"{name} is older than libbpf 1.0: {error}") from error
         self._libc = ctypes.CDLL(None)
+        self._calls = ctypes.CDLL(None, use_errno=True)
         self._print = _PrintFn(self._take_line)  # libbpf keeps the pointer: it must live on
         self._c.libbpf_set_print(ctypes.cast(self._print, ctypes.c_void_p))
         self._log = ""
@@ -95,6 +105,11 @@ class Library:
     @property
     def calls(self) -> ctypes.CDLL:
         return self._c
+
+    def system_call(self, command: int, attributes: ctypes.Array[ctypes.c_char], size: int) -> int:
+        """bpf(2) itself, for what this library does not know; its result, and ctypes' errno."""
+        number = _BPF_SYSCALL[platform.machine()]
+        return int(self._calls.syscall(number, command, attributes, size))
 
     def possible_cpus(self) -> int:
         return max(1, int(self._c.libbpf_num_possible_cpus()))
@@ -148,6 +163,10 @@ class Map:
         if self._c.bpf_map_update_elem(self.fd, key, value, 0) != 0:
             code = ctypes.get_errno()
             raise OSError(code, f"updating a BPF map: {os.strerror(code)}")
+
+    def delete(self, key: bytes) -> None:
+        """What is not there is not missed."""
+        self._c.bpf_map_delete_elem(self.fd, key)
 
     def map_memory(self) -> mmap.mmap:
         """The values of a BPF_F_MMAPABLE array, shared with the kernel."""
@@ -210,6 +229,11 @@ class BpfObject:
         """Do not load it: this kernel has not what it is attached to."""
         self._c.bpf_program__set_autoload(self._find("program", program), False)
 
+    def for_uprobes(self, program: str) -> None:
+        """Say before loading that it will be attached by `attach_uprobes`. (The library knows such
+        programs by their section's name since 1.3 only.)"""
+        self._c.bpf_program__set_expected_attach_type(self._find("program", program), _UPROBE_MULTI)
+
     def share(self, owner: BpfObject, maps: Iterable[str]) -> None:
         """Use the maps of another object that is loaded, instead of own ones. Before loading."""
         for name in maps:
@@ -230,6 +254,32 @@ class BpfObject:
         if not link:
             os.close(perf_fd)
         return self._keep(program, link)
+
+    def attach_uprobes(self, program: str, path: str, offsets: Sequence[int]) -> int:
+        """Attach to these offsets of a file, in whatever process runs them; returns the link's
+        descriptor, which the caller closes. Raises OSError."""
+        name = ctypes.create_string_buffer(os.fsencode(path))
+        places = (ctypes.c_uint64 * len(offsets))(*offsets)
+        attributes = struct.pack(
+            "=IIIIQQQQIII4x",
+            int(self._c.bpf_program__fd(self._find("program", program))),
+            0,
+            _UPROBE_MULTI,
+            0,
+            ctypes.addressof(name),
+            ctypes.addressof(places),
+            0,  # no reference counters
+            0,  # no cookies
+            len(offsets),
+            0,
+            0,  # any process: the program looks at its pid itself
+        )
+        memory = ctypes.create_string_buffer(attributes, len(attributes))
+        fd = self._library.system_call(_LINK_CREATE, memory, len(attributes))
+        if fd < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, f"attaching to {path}: {os.strerror(code)}")
+        return fd
 
     def _keep(self, program: str, link: int | None) -> int:
         if not link:
