@@ -16,6 +16,7 @@ from pathlib import Path
 from bench import Injector
 from campaign import Outcome, run
 from faults.registry import ALL, NOT_YET
+from interference import in_process_of_its_own, section
 from score import Score, score, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,9 +92,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     result, not_run = judged(outcome, injectors)
     not_run |= NOT_YET if arguments.faults is None else {}
     document = result.to_json(not_run)
+    text = table(result, not_run)
+    if arguments.faults is None:
+        say("interference: prefills beside decodes, with and without")
+        document["interference"] = in_process_of_its_own("--seed", str(arguments.seed))
+        text += "\n\n" + section(document["interference"])
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps(document, indent=1) + "\n")
-    text = table(result, not_run)
     print(json.dumps(document) if arguments.json else text)
     if arguments.wrong:
         print("\n".join(wrong(outcome)), file=sys.stderr)
