@@ -21,6 +21,7 @@ from dsagent.agent.fact_store import FactStore
 from dsagent.agent.join import Joiner, Watched, no_more_than
 from dsagent.agent.model import CleanStepModel, shape
 from dsagent.agent.pieces import EXECUTING, Blame, Delay, Piece, Section, split
+from dsagent.agent.runs import Runs
 from dsagent.agent.sheet import UNATTRIBUTED, Charge, Stretch, sum_up
 from dsagent.instrumentation.records import Admission, Phase, RequestRecord, Share, Step
 
@@ -143,12 +144,26 @@ def _in_engine(
     """From the queue to the last output, piece by piece."""
     key = view.record.request_key
     stall_ns = view.stall_ns
+    runs = Runs(
+        view.pieces,
+        own,
+        key,
+        view.model,
+        held_ns=held_ns,
+        stall_ns=stall_ns,
+        cut_ns=_first_output_ns(view),
+    )
     at_ns = queued_ns
     for i, piece in enumerate(view.pieces):
         if piece.end_ns <= at_ns:
             continue
         if at_ns >= held_ns or piece.start_ns >= held_ns:
             return
+        if piece.start_ns == at_ns and (end := runs.end(i)) > i:
+            until_ns = view.pieces[end - 1].end_ns
+            yield Stretch(at_ns, until_ns, list(runs.charges(i, end, _interference)))
+            at_ns = until_ns
+            continue
         if piece.start_ns > at_ns:
             # Between two steps that follow one another nothing is missing: the engine was idle.
             cause = "engine.gap" if piece.follows else "unobserved"
@@ -196,16 +211,8 @@ def _until_first_token(stretches: Sequence[Stretch], view: RequestView) -> Itera
         rest_ns = first_sent_ns - record.sent_ns
         yield Stretch(record.sent_ns, first_sent_ns, [Charge(UNATTRIBUTED, rest_ns)])
         return
-    key = record.request_key
-    output_ns = next(
-        (
-            piece.end_ns
-            for piece in view.pieces
-            if (share := piece.shares.get(key)) is not None and share.output_tokens
-        ),
-        record.first_token_ns,
-    )
-    output_ns = first_sent_ns if output_ns is None else min(output_ns, first_sent_ns)
+    output_ns = _first_output_ns(view)
+    assert output_ns is not None
     at_ns = record.received_ns
     for stretch in stretches:
         if stretch.end_ns > output_ns:
@@ -214,6 +221,23 @@ def _until_first_token(stretches: Sequence[Stretch], view: RequestView) -> Itera
         at_ns = stretch.end_ns
     if at_ns < first_sent_ns:
         yield _in_front_end("frontend.out", at_ns, first_sent_ns, view)
+
+
+def _first_output_ns(view: RequestView) -> int | None:
+    """Until when the engine made the first token; None where none was sent."""
+    first_sent_ns = view.record.first_sent_ns
+    if first_sent_ns is None:
+        return None
+    key = view.record.request_key
+    output_ns = next(
+        (
+            piece.end_ns
+            for piece in view.pieces
+            if (share := piece.shares.get(key)) is not None and share.output_tokens
+        ),
+        view.record.first_token_ns,
+    )
+    return first_sent_ns if output_ns is None else min(output_ns, first_sent_ns)
 
 
 def _within(piece: Piece, start_ns: int, end_ns: int, view: RequestView) -> Iterator[Section]:
@@ -310,12 +334,17 @@ def _forward(rest_ns: int, piece: Piece, share: Share, model: CleanStepModel) ->
     yield Charge("decode.compute" if decoding else "prefill.compute", own_ns, how)
     yield Charge("batch.decode_sharing", decodes_ns, how, tokens=other_decodes)
     if prefills_ns:
-        blamed = [s for s in piece.step.shares if s.phase is Phase.PREFILL and s is not share]
-        by_request = _shared_out(prefills_ns, blamed, _scheduled)
+        by_request = _interference(prefills_ns, piece, share)
         yield Charge(
             "batch.prefill_interference", prefills_ns, how, by_request, tokens=other_prefill
         )
     yield Charge(UNATTRIBUTED, rest_ns - own_ns - decodes_ns - prefills_ns)
+
+
+def _interference(ns: int, piece: Piece, share: Share) -> dict[int, int]:
+    """Whose prefill is to blame for `ns` of the forward pass."""
+    blamed = [s for s in piece.step.shares if s.phase is Phase.PREFILL and s is not share]
+    return _shared_out(ns, blamed, _scheduled)
 
 
 def _rest_ns(section: Section) -> int:

@@ -16,7 +16,7 @@ from dsagent.agent.capacity import blame_by_capacity, occupied
 from dsagent.agent.fact_store import FactIndex
 from dsagent.agent.facts import Facts, Kind
 from dsagent.agent.model import Price
-from dsagent.agent.pieces import EXECUTING, Blame, Delay, Piece, Section, split
+from dsagent.agent.pieces import EXECUTING, Blame, Delay, Piece, Section, alike, split
 
 # Which kernel fact speaks for which cause; the order is the precedence.
 PRECEDENCE: tuple[tuple[Kind, str], ...] = (
@@ -174,12 +174,14 @@ class Joiner:
                 else section
                 for section in sections
             )
-        return replace(piece, sections=sections, price=price)
+        return replace(piece, sections=sections, price=price, alike=alike(sections, piece.rank))
 
     def _slowed(self, section: Section, price: Price) -> Section:
         excess_ns = section.ns - section.delayed_ns - price.most_ns
+        if excess_ns <= 0:
+            return section
         foreign = self._foreign.overlapping(section.start_ns, section.end_ns)
-        if excess_ns <= 0 or not len(foreign):
+        if not len(foreign):
             return section
         busy = occupied(foreign, section.start_ns, section.end_ns)
         queued_ns = sum(d.ns for d in section.delays if d.cause == "cpu.runqueue")

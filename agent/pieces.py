@@ -56,6 +56,40 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
+class Alike:
+    """What every request in the step pays alike; its part of the forward pass is its own."""
+
+    gap_ns: int
+    host_ns: int
+    hosts: int  # sections of host work
+    longest_ns: int  # of these sections
+    forward_ns: int  # less its delays
+    delays: tuple[Delay, ...]
+
+
+def alike(sections: Sequence[Section], rank: RankStep | None) -> Alike:
+    """`sections` with all their delays; `rank`: the slowest, where ranks tell."""
+    gap_ns = host_ns = hosts = longest_ns = forward_ns = 0
+    delays: list[Delay] = []
+    for section in sections:
+        rest_ns = section.ns - section.delayed_ns
+        delays += section.delays
+        if section.kind == "slowest" and rank is not None:
+            delays.append(Delay("rank.wait", rest_ns, 0, (Blame(rank.pid, 0, rest_ns),)))
+            continue
+        if section.kind in EXECUTING:
+            forward_ns += rest_ns
+            continue
+        longest_ns = max(longest_ns, rest_ns)
+        if section.kind == "gap":
+            gap_ns += rest_ns
+        else:
+            host_ns += rest_ns
+            hosts += rest_ns > 0
+    return Alike(gap_ns, host_ns, hosts, longest_ns, forward_ns, tuple(delays))
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """(output k−1, output k] of step k."""
 
@@ -67,6 +101,7 @@ class Piece:
     shares: Mapping[int, Share]  # by request_key
     price: Price | None = None  # None until joined
     rank: RankStep | None = None  # the slowest, where ranks tell
+    alike: Alike | None = None  # None until joined
 
 
 def cut(

@@ -26,6 +26,7 @@ class Charge:
     blames: tuple[Blame, ...] = ()
     facts: int = 0
     tokens: int = 0  # of other requests, where they are the cause
+    stretches: int = 1  # that it stands for
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class _Line:
 
     def add(self, charge: Charge) -> None:
         self.ns += charge.ns
-        self.stretches += 1
+        self.stretches += charge.stretches
         self.by_how[charge.how] = self.by_how.get(charge.how, 0) + charge.ns
         self.facts += charge.facts
         self.tokens += charge.tokens

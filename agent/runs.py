@@ -1,0 +1,235 @@
+"""A request's part of many steps at once, in arrays. Pure: no I/O, no clock.
+
+Most of a request's life is a run of steps that it takes part in from end to
+end. What the request pays in such a step is what all of the batch pay alike
+(`Alike`, made when the step was joined) and its part of the forward pass,
+which the clean-step model splits. Both are summed here for a whole run: to the
+nanosecond what attribute.py says of each step alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dsagent.agent.account import How
+from dsagent.agent.model import CleanStepModel
+from dsagent.agent.pieces import Piece
+from dsagent.agent.sheet import UNATTRIBUTED, Charge
+from dsagent.instrumentation.records import Phase, Share
+
+Whole = npt.NDArray[np.int64]
+# Beyond these a product might not fit into 64 bits: such a step is looked at alone.
+MOST_FORWARD_NS = 2_000_000_000
+MOST_WEIGHT = 4_000_000_000
+MOST_TOKENS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Forward passes, one a row: what each cost the request, and for what."""
+
+    own_ns: Whole
+    decodes_ns: Whole
+    prefills_ns: Whole
+    rest_ns: Whole  # nobody's
+    other_decodes: Whole  # tokens
+    other_prefill: Whole
+    decoding: npt.NDArray[np.bool_]
+    modelled: npt.NDArray[np.bool_]
+    is_safe: bool  # False: the numbers are too large for it
+
+
+def split_forward(pieces: Sequence[Piece], shares: Sequence[Share], model: CleanStepModel) -> Split:
+    """Of each piece, which has its price, and the request's share of it."""
+    rows = []
+    bands = []
+    for piece, share in zip(pieces, shares, strict=True):
+        price, alike = piece.price, piece.alike
+        assert price is not None and alike is not None
+        rows.append(
+            (
+                alike.forward_ns,
+                -1 if price.whole_ns is None else price.whole_ns,
+                price.decodes_ns,
+                price.prefills_ns,
+                price.decode_tokens,
+                price.prefill_tokens,
+                price.fitted,
+                share.phase,
+                share.scheduled_tokens,
+                share.context_tokens,
+            )
+        )
+        bands.append(price.band_ratio)
+    columns = np.array(rows, np.int64).T
+    forward_ns, whole_ns, decode_ns, prefill_ns, decodes, prefills, fitted = columns[:7]
+    phase, tokens, context = columns[7:]
+    decoding = phase == Phase.DECODE
+    other_decodes = decodes - np.where(decoding, tokens, 0)
+    other_prefill = prefills - np.where(decoding, 0, tokens)
+    middle = tokens * (context + tokens // 2)
+    alone_ns = model.predict_each_ns(
+        tokens, np.where(decoding, 0, middle), np.where(decoding, context, 0)
+    )
+    predicted = whole_ns >= 0
+    if alone_ns is None:
+        alone_ns, predicted = np.zeros_like(whole_ns), np.zeros_like(decoding)
+    kin_ns = np.where(decoding, decode_ns, prefill_ns)
+    by_kin, by_rest = np.maximum(kin_ns - alone_ns, 0), np.maximum(whole_ns - kin_ns, 0)
+    by_decodes = np.where(decoding, by_kin, by_rest)
+    by_prefill = np.where(decoding, by_rest, by_kin)
+    priced = (
+        alone_ns,
+        np.where(other_decodes != 0, by_decodes, 0),
+        np.where(other_prefill != 0, by_prefill, 0),
+    )
+    weights = np.where(predicted, priced, (tokens, other_decodes, other_prefill))
+    limit_ns = np.rint(weights.sum(axis=0) * (1 + np.array(bands))).astype(np.int64)
+    spent_ns = np.where(predicted, np.minimum(forward_ns, limit_ns), forward_ns)
+    own_ns, decodes_ns, prefills_ns = split_each(spent_ns, weights)
+    return Split(
+        own_ns,
+        decodes_ns,
+        prefills_ns,
+        forward_ns - own_ns - decodes_ns - prefills_ns,
+        other_decodes,
+        other_prefill,
+        decoding,
+        predicted & (fitted != 0),
+        bool(weights.max(initial=0) < MOST_WEIGHT),
+    )
+
+
+def split_each(totals: Whole, weights: Whole) -> Whole:
+    """`pieces.split` of each column of `weights` (rows × totals)."""
+    positive = np.maximum(weights, 0)
+    whole = positive.sum(axis=0).astype(np.float64)
+    nothing = (whole <= 0) | (totals <= 0)
+    exact = np.where(nothing, 0, totals) * positive / np.where(nothing, 1, whole)
+    parts = exact.astype(np.int64)
+    rest = np.where(nothing, 0, totals - parts.sum(axis=0))
+    order = np.argsort(parts - exact, axis=0, kind="stable")
+    ranks = np.empty_like(order)
+    np.put_along_axis(ranks, order, np.arange(len(weights))[:, None], axis=0)
+    parts += ranks < rest
+    return parts
+
+
+class Runs:
+    """The pieces of one request that need no look at each alone."""
+
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        own: Sequence[int],
+        key: int,
+        model: CleanStepModel,
+        *,
+        held_ns: int,
+        stall_ns: int,
+        cut_ns: int | None,
+    ) -> None:
+        """`own`: indices of the pieces that the request takes part in; it is held until
+        `held_ns`; no run reaches beyond `cut_ns`."""
+        self._pieces = pieces
+        self._cut_ns = cut_ns
+        chosen = [i for i in own if self._is_plain(pieces[i], key, held_ns, stall_ns)]
+        self._shares = [pieces[i].shares[key] for i in chosen]
+        self._rows = {index: row for row, index in enumerate(chosen)}
+        self._split: Split | None = None
+        if chosen:
+            split = split_forward([pieces[i] for i in chosen], self._shares, model)
+            if split.is_safe:
+                self._split = split
+            else:
+                self._rows = {}
+
+    def _is_plain(self, piece: Piece, key: int, held_ns: int, stall_ns: int) -> bool:
+        share, alike = piece.shares[key], piece.alike
+        return (
+            alike is not None
+            and piece.price is not None
+            and not share.recompute
+            and piece.start_ns < piece.end_ns <= held_ns
+            and (self._cut_ns is None or not piece.start_ns < self._cut_ns < piece.end_ns)
+            and alike.longest_ns <= stall_ns
+            and alike.forward_ns < MOST_FORWARD_NS
+            and share.scheduled_tokens < MOST_TOKENS
+            and share.context_tokens < MOST_TOKENS
+        )
+
+    def end(self, first: int) -> int:
+        """The index behind the run that begins with piece `first`; `first` where none does."""
+        rows, pieces, cut_ns = self._rows, self._pieces, self._cut_ns
+        last, reached_ns = first, pieces[first].start_ns
+        while last in rows and pieces[last].start_ns == reached_ns:
+            reached_ns = pieces[last].end_ns
+            last += 1
+            if reached_ns == cut_ns:
+                break
+        return last
+
+    def charges(
+        self,
+        first: int,
+        end: int,
+        blame: Callable[[int, Piece, Share], dict[int, int]],
+    ) -> Iterator[Charge]:
+        """Of the run of pieces [first, end). `blame`: who else's prefill took those nanoseconds."""
+        pieces = self._pieces[first:end]
+        alikes = [piece.alike for piece in pieces if piece.alike is not None]
+        gaps = [alike.gap_ns for alike in alikes if alike.gap_ns]
+        yield Charge("engine.gap", sum(gaps), stretches=len(gaps))
+        hosts = sum(alike.hosts for alike in alikes)
+        yield Charge("engine.host", sum(alike.host_ns for alike in alikes), stretches=hosts)
+        for alike in alikes:
+            for delay in alike.delays:
+                yield Charge(delay.cause, delay.ns, blames=delay.blames, facts=delay.facts)
+        low = self._rows[first]
+        yield from self._forward(slice(low, low + end - first), pieces, blame)
+
+    def _forward(
+        self,
+        rows: slice,
+        pieces: Sequence[Piece],
+        blame: Callable[[int, Piece, Share], dict[int, int]],
+    ) -> Iterator[Charge]:
+        split = self._split
+        assert split is not None
+        modelled, decoding = split.modelled[rows], split.decoding[rows]
+        own_ns, decodes_ns = split.own_ns[rows], split.decodes_ns[rows]
+        tokens = split.other_decodes[rows]
+        ways: tuple[tuple[How, npt.NDArray[np.bool_]], ...] = (
+            ("modelled", modelled),
+            ("assumed", ~modelled),
+        )
+        for how, so in ways:
+            for cause, phase in (("decode.compute", decoding), ("prefill.compute", ~decoding)):
+                yield _sum(cause, how, own_ns[so & phase])
+            with_others = so & (decodes_ns > 0)
+            yield _sum("batch.decode_sharing", how, decodes_ns[so], tokens[with_others])
+        prefills_ns = split.prefills_ns[rows]
+        for row in np.flatnonzero(prefills_ns).tolist():
+            ns = int(prefills_ns[row])
+            yield Charge(
+                "batch.prefill_interference",
+                ns,
+                "modelled" if modelled[row] else "assumed",
+                blame(ns, pieces[row], self._shares[rows.start + row]),
+                tokens=int(split.other_prefill[rows][row]),
+            )
+        yield _sum(UNATTRIBUTED, "measured", split.rest_ns[rows])
+
+
+def _sum(cause: str, how: How, ns: Whole, tokens: Whole | None = None) -> Charge:
+    return Charge(
+        cause,
+        int(ns.sum()),
+        how,
+        tokens=0 if tokens is None else int(tokens.sum()),
+        stretches=int(np.count_nonzero(ns)),
+    )
