@@ -170,50 +170,60 @@ static __always_inline bool find_memory(struct task_struct *task, struct ds_memo
 	return false;
 }
 
-/* Copies up to `most` of the `length` bytes moved, and the last eight. */
-static __always_inline void
-copy(struct ds_room *to, struct ds_memory *from, __u32 length, __u32 most)
+struct ds_copying {
+	struct ds_memory from;
+	__u32 length; /* bytes that were moved */
+	__u32 most; /* bytes to be copied */
+	__u32 at; /* bytes gone by */
+	__u32 copied;
+};
+
+/* Copies one piece: as much as fits, and of the one that holds the last byte the last eight. */
+static long copy_piece(__u32 n, struct ds_copying *c)
 {
-	__u64 piece[2] = { from->start, length };
-	__u32 at = 0, copied = 0;
+	__u64 piece[2] = { c->from.start, c->length };
+	__u32 zero = 0, size, fits, tail;
+	struct ds_room *to = bpf_map_lookup_elem(&room, &zero);
 
-	for (__u32 n = 0; n < PIECES; n++) {
-		__u32 size, fits;
+	if (!to)
+		return 1;
+	if (c->from.pieces) {
+		if (n >= c->from.count ||
+		    bpf_probe_read_user(piece, sizeof(piece), (void *)(c->from.pieces + 16 * n)))
+			return 1;
+	} else if (n) {
+		return 1;
+	}
+	size = c->length - c->at;
+	if (piece[1] < size)
+		size = piece[1];
+	/* Only what follows the copied part without a hole may be added to it. */
+	if (c->copied == c->at && c->copied < c->most) {
+		__u32 start = c->copied;
 
-		if (from->pieces) {
-			if (n >= from->count || bpf_probe_read_user(piece, sizeof(piece),
-								    (void *)(from->pieces + 16 * n)))
-				break;
-		} else if (n) {
-			break;
-		}
-		size = piece[1] < length - at ? piece[1] : length - at;
-		fits = copied < most ? most - copied : 0;
+		fits = c->most - start;
 		if (fits > size)
 			fits = size;
-		/* Only what follows the copied part without a hole may be added to it. */
-		if (fits && fits <= HEAD_BYTES && copied == at && copied < HEAD_BYTES) {
-			if (bpf_probe_read_user(&to->data[copied], fits, (void *)piece[0]))
-				break;
-			copied += fits;
-		}
-		at += size;
-		if (at >= length && size) {
-			__u32 tail = size < 8 ? size : 8;
-
-			if (!bpf_probe_read_user(to->head.tail, tail, (void *)(piece[0] + size - tail)))
-				to->head.tail_length = tail;
-			break;
+		if (start < HEAD_BYTES && fits && fits <= HEAD_BYTES) {
+			if (bpf_probe_read_user(&to->data[start], fits, (void *)piece[0]))
+				return 1;
+			c->copied += fits;
 		}
 	}
-	to->head.copied = copied;
+	c->at += size;
+	if (c->at < c->length || !size)
+		return 0;
+	tail = size < 8 ? size : 8;
+	if (!bpf_probe_read_user(to->head.tail, tail, (void *)(piece[0] + size - tail)))
+		to->head.tail_length = tail;
+	return 1;
 }
 
 static __always_inline void
 pass_on(struct ds_connection *c, struct task_struct *task, enum ds_message_kind kind, __u32 length,
 	__u32 most, __u64 now)
 {
-	struct ds_memory memory;
+	struct ds_copying copying = { .length = length, .most = most };
 	__u32 zero = 0, copied;
 	struct ds_room *to = bpf_map_lookup_elem(&room, &zero);
 
@@ -230,52 +240,44 @@ pass_on(struct ds_connection *c, struct task_struct *task, enum ds_message_kind 
 		to->head.arrived_ns = c->arrived_ns;
 		c->arrived_ns = 0;
 	}
-	if (find_memory(task, &memory))
-		copy(to, &memory, length, most);
+	if (find_memory(task, &copying.from))
+		bpf_loop(PIECES, copy_piece, &copying, 0);
 	else
 		to->head.kind = DS_UNREAD;
-	copied = to->head.copied;
+	copied = copying.copied;
 	if (copied > HEAD_BYTES)
 		copied = HEAD_BYTES;
+	to->head.copied = copied;
 	send(&to->head, sizeof(to->head) + copied);
 }
 
-/* What a server reads first: the method of a request, or the beginning of one. */
-static __always_inline bool begins_request(const __u8 *b, __u32 length)
+#define WORD(a, b, c, d) ((__u32)(a) | (__u32)(b) << 8 | (__u32)(c) << 16 | (__u32)(d) << 24)
+
+/* What a server reads first: the method of a request, or its first letter. */
+static __always_inline bool begins_request(__u32 word, bool whole)
 {
-	static const char methods[7][4] = { "POST", "GET ", "HEAD", "PUT ", "OPTI", "DELE", "PATC" };
+	if (!whole) {
+		__u8 letter = word;
 
-	for (int m = 0; m < 7; m++) {
-		bool same = length > 0;
-
-		for (int i = 0; i < 4; i++)
-			if ((__u32)i < length && b[i] != methods[m][i])
-				same = false;
-		if (same)
-			return true;
+		return letter == 'P' || letter == 'G' || letter == 'H' || letter == 'D' ||
+		       letter == 'O';
 	}
-	return false;
+	return word == WORD('P', 'O', 'S', 'T') || word == WORD('G', 'E', 'T', ' ') ||
+	       word == WORD('H', 'E', 'A', 'D') || word == WORD('P', 'U', 'T', ' ') ||
+	       word == WORD('P', 'A', 'T', 'C') || word == WORD('D', 'E', 'L', 'E') ||
+	       word == WORD('O', 'P', 'T', 'I');
 }
 
-static __always_inline bool peek(struct task_struct *task, __u32 length, __u8 *first)
+/* The first four bytes, or where there are fewer, the first one. */
+static __always_inline bool peek(struct ds_memory *memory, __u32 length, __u32 *word, bool *whole)
 {
-	struct ds_memory memory;
-	__u64 piece[2];
-	__u64 start;
+	__u64 piece[2] = { memory->start, length };
 
-	if (!find_memory(task, &memory))
+	if (memory->pieces &&
+	    bpf_probe_read_user(piece, sizeof(piece), (void *)memory->pieces))
 		return false;
-	start = memory.start;
-	if (memory.pieces) {
-		if (bpf_probe_read_user(piece, sizeof(piece), (void *)memory.pieces))
-			return false;
-		start = piece[0];
-		if (piece[1] < length)
-			length = piece[1];
-	}
-	if (length >= 4)
-		return !bpf_probe_read_user(first, 4, (void *)start);
-	return length && !bpf_probe_read_user(first, 1, (void *)start);
+	*whole = piece[1] >= 4 && length >= 4;
+	return !bpf_probe_read_user(word, *whole ? 4 : 1, (void *)piece[0]);
 }
 
 SEC("tp_btf/sock_recv_length")
@@ -285,8 +287,8 @@ int on_http_received(__u64 *ctx)
 	__s32 length = ctx[1], flags = ctx[2];
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct ds_connection *c;
-	__u8 first[4] = {};
-	__u32 pid;
+	__u32 pid, word = 0;
+	bool whole;
 	__u64 now;
 
 	if (length <= 0 || flags & PEEKED || !is_tcp(sk))
@@ -308,14 +310,14 @@ int on_http_received(__u64 *ctx)
 			tell(c, DS_UNREAD, pid_in(task, settings.pid_namespace), length);
 			return 0;
 		}
-		if (!peek(task, length, first))
+		if (!peek(&memory, length, &word, &whole))
 			return 0;
-		if (first[0] == 0x16 && first[1] == 0x03) {
+		if (whole && (word & 0xffff) == 0x0316) { /* a TLS handshake record */
 			c->role = DS_PRIVATE;
 			tell(c, DS_CIPHERED, pid_in(task, settings.pid_namespace), length);
 			return 0;
 		}
-		if (!begins_request(first, length < 4 ? 1 : 4))
+		if (!begins_request(word, whole))
 			return 0;
 		c->role = DS_SERVES;
 		c->number = __sync_fetch_and_add(&outside.connections, 1) + 1;

@@ -1,0 +1,157 @@
+"""The BPF programs that look at the target's sockets, and at a function it enters once a step.
+
+They stand apart from the kernel source's, so that either can run without the
+other; where both do, the number of the step that runs is shared, and what the
+kernel measures is tagged with it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsagent.agent import privileges
+from dsagent.agent.errors import SourceUnavailable
+from dsagent.agent.sources.bpf.libbpf import BpfObject, Library
+from dsagent.agent.sources.outside.messages import Message, MessageRing
+
+MESSAGES_A_POLL = 20_000
+MOST_PROCESSES = 1024
+_PROGRAMS = {  # and the tracepoints they are attached to
+    "on_http_received": "sock_recv_length",
+    "on_http_sent": "sock_send_length",
+    "on_http_segment": "tcp_probe",
+    "on_http_state": "inet_sock_set_state",
+}
+_ITERATOR = "find_followed"
+_CONFIG = struct.Struct("=II")
+_CONTROL = struct.Struct("=QQQQ")
+_MARKS = struct.Struct("=QQII")
+_ENTRY_NS = 20  # to enter and leave a program, which it cannot see itself
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A function: the file that is mapped, by a path that leads to this very file, and the offset
+    of its first instruction."""
+
+    path: str
+    offset: int
+
+
+class Capture:
+    """The programs in the kernel, from construction to `close`. Raises SourceUnavailable."""
+
+    def __init__(self, folder: Path = privileges.BPF_OBJECT.parent) -> None:
+        self._library = Library()
+        self._folder = folder
+        inode = privileges.pid_namespace()
+        own = 0 if inode == privileges.INITIAL_PID_NAMESPACE else inode
+        self._config = _CONFIG.pack(own, 0)
+        self._marker: BpfObject | None = None
+        self._mark_links: list[int] = []
+        self._asked: set[int] = set()
+        lacking = [hook for hook in _PROGRAMS.values() if self._library.arguments_of(hook) is None]
+        self._library.forget_types()
+        if lacking:
+            raise SourceUnavailable(f"this kernel has no tracepoint {lacking[0]} (Linux 6.3 has)")
+        self._http = BpfObject(self._library, folder / "http.bpf.o")
+        try:
+            self._http.set_constants(self._config)
+            self._http.load()
+            self._asked_map = self._http.map("asked")
+            self._control = self._http.map(".bss").map_memory()
+            self._ring = MessageRing(self._http.map("messages"))
+            self._iterator = self._http.attach(_ITERATOR)
+        except BaseException:
+            self._http.close()
+            raise
+
+    def attach(self) -> None:
+        """From now on messages come. Raises SourceUnavailable."""
+        for program in _PROGRAMS:
+            self._http.attach(program)
+
+    def follow(self, pids: Iterable[int]) -> None:
+        """These processes, as the agent sees their pids, and no others."""
+        wanted = set(pids)
+        for pid in sorted(wanted - self._asked)[: MOST_PROCESSES - len(self._asked)]:
+            self._asked_map.update(struct.pack("=I", pid), struct.pack("=I", 1))
+            self._asked.add(pid)
+        for pid in self._asked - wanted:
+            self._asked_map.delete(struct.pack("=I", pid))
+        self._asked &= wanted
+        self._http.run_iterator(self._iterator)
+
+    def mark(self, places: Sequence[Place], tags: BpfObject | None) -> list[str]:
+        """Tell each time that one of these functions is entered. `tags`: the kernel source's first
+        object, which then learns the step's number. Returns why some cannot be watched."""
+        self.unmark()
+        self._marker = marker = BpfObject(self._library, self._folder / "marker.bpf.o")
+        marker.set_constants(self._config)
+        marker.for_uprobes("on_mark")
+        marker.share(self._http, ("followed", "messages"))
+        if tags is not None:
+            marker.share(tags, (".bss",))
+        marker.load()
+        refused = []
+        for path in dict.fromkeys(place.path for place in places):
+            offsets = [place.offset for place in places if place.path == path]
+            try:
+                self._mark_links.append(marker.attach_uprobes("on_mark", path, offsets))
+            except OSError as error:
+                refused.append(_why_no_mark(error))
+        return refused
+
+    def unmark(self) -> None:
+        while self._mark_links:
+            os.close(self._mark_links.pop())
+        if self._marker is not None:
+            self._marker.close()
+            self._marker = None
+
+    def mark_any_process(self) -> None:
+        """The process whose calls counted has gone: the next to make one takes its place."""
+        if self._marker is not None:
+            marks = self._marker.map("marks")
+            now = marks.lookup(struct.pack("=I", 0))
+            if now is not None:
+                last_ns, step, _, _ = _MARKS.unpack(now)
+                marks.update(struct.pack("=I", 0), _MARKS.pack(last_ns, step, 0, 0))
+
+    def read(self) -> Iterator[Message]:
+        """What has come since the last call; a bounded number of messages."""
+        return self._ring.read(MESSAGES_A_POLL)
+
+    @property
+    def behind(self) -> bool:
+        return self._ring.waiting
+
+    @property
+    def dropped(self) -> int:
+        """Messages that found the ring full."""
+        return int(_CONTROL.unpack_from(self._control)[1])
+
+    @property
+    def cost_ns(self) -> int:
+        """CPU time that the programs took of the target and of its clients."""
+        _, _, runs, cost_ns = _CONTROL.unpack_from(self._control)
+        return int(cost_ns + runs * _ENTRY_NS)
+
+    def close(self) -> None:
+        self.unmark()
+        self._ring.close()
+        self._control.close()
+        self._http.close()
+
+
+def _why_no_mark(error: OSError) -> str:
+    if error.errno == errno.EPERM:
+        return "step markers need CAP_PERFMON, and CAP_SYS_ADMIN on older kernels"
+    if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+        return f"step markers need Linux 6.6: {error}"
+    return f"step markers: {error}"
