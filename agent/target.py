@@ -3,6 +3,8 @@
 The target is the highest ancestor that belongs to the same engine, with all
 its descendants. A process belongs to an engine if it holds one of its step
 rings; a launcher without a ring is followed down to the one engine below it.
+A vLLM server is one target: API servers, engines and workers each have rings
+of their own, and what vLLM starts it names `VLLM::…`.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +26,9 @@ from dsagent.agent.procfs import PROC, ProcessGone
 START_S = 60.0  # an engine that has no ring by then never will, or says why itself
 START_TICK_S = 0.1
 ENGINE_MODULE = "dsagent.instrumentation.reference"
+VLLM_MODULE = "vllm.entrypoints.openai.api_server"
+VLLM_TITLE = "VLLM::"  # of its children: their parent is its, too
+MOST_GENERATIONS = 16
 
 
 class NotAnEngine(DsagentError):  # noqa: N818 - what was found, not what went wrong
@@ -36,6 +41,15 @@ class Rings:
 
     engine_ids: frozenset[int] = frozenset()
     refused: tuple[str, ...] = ()
+    vllm: bool = False
+
+    @property
+    def engine(self) -> str:
+        return "vllm" if self.vllm else "reference"
+
+    def same_server(self, other: Rings) -> bool:
+        """Whether two processes, one above the other, belong together."""
+        return bool(self.engine_ids & other.engine_ids) or (self.vllm and other.vllm)
 
 
 def probe_rings(pid: int) -> Rings:
@@ -44,6 +58,7 @@ def probe_rings(pid: int) -> Rings:
 
     engine_ids = set()
     refused = []
+    vllm = False
     try:
         candidates = find_rings(pid)
     except FileNotFoundError as error:
@@ -55,8 +70,9 @@ def probe_rings(pid: int) -> Rings:
             refused.append(str(rejection))
             continue
         engine_ids.add(reader.header.engine_id)
+        vllm |= reader.header.vllm
         reader.close()
-    return Rings(frozenset(engine_ids), tuple(refused))
+    return Rings(frozenset(engine_ids), tuple(refused), vllm)
 
 
 def resolve(
@@ -74,14 +90,17 @@ def resolve(
     above = procfs.ancestors(pid, parent_of)
     rings = _probe(pid, rings_of)
     if rings.engine_ids:
-        root = _highest(pid, rings.engine_ids, above, rings_of)
-    elif (followed := _engine_below(pid, stat.comm, below, parent_of, rings_of)) is not None:
-        root = followed
+        root = _highest(pid, rings, above, rings_of)
+    elif (followed := _engine_below(pid, stat.comm, below, parent_of, rings_of, proc)) is not None:
+        root, rings = followed
     elif (helped := _engine_above(above, rings_of)) is not None:
-        root = _highest(helped[0], helped[1], above[above.index(helped[0]) + 1 :], rings_of)
+        nearest, rings = helped
+        root = _highest(nearest, rings, above[above.index(nearest) + 1 :], rings_of)
     else:
         raise _not_an_engine(pid, stat.comm, (pid, *below), rings_of)
-    target = describe(root, proc)
+    if rings.vllm:
+        root = vllm_root(root, proc)
+    target = describe(root, proc, engine=rings.engine)
     check_time_namespace(root, proc)
     if root != pid:
         _check_same(pid, stat.start_ticks, proc)
@@ -105,7 +124,8 @@ def resolve_starting(pid: int, say: Callable[[str], None], proc: Path = PROC) ->
 
 
 def is_starting(pid: int, proc: Path = PROC) -> bool:
-    """Whether one of its tree, younger than a minute, is on its way to be the bundled engine."""
+    """Whether one of its tree, younger than a minute, is on its way to be the bundled engine, or
+    vLLM: there it takes that long until it is known whether the plug-in is there."""
     for each in (pid, *procfs.descendants(pid, procfs.parents(proc))):
         try:
             stat = procfs.read_stat(each, proc)
@@ -113,7 +133,8 @@ def is_starting(pid: int, proc: Path = PROC) -> bool:
             continue
         words = procfs.command_line(each, proc)
         serves = any(
-            word == ENGINE_MODULE or (word.rsplit("/", 1)[-1], after) == ("dsagent", "serve")
+            word in (ENGINE_MODULE, VLLM_MODULE)
+            or (word.rsplit("/", 1)[-1], after) in (("dsagent", "serve"), ("vllm", "serve"))
             for word, after in itertools.zip_longest(words, words[1:])
         )
         if serves and stat.state not in "ZXx" and procfs.age_s(stat.start_ticks) < START_S:
@@ -121,7 +142,7 @@ def is_starting(pid: int, proc: Path = PROC) -> bool:
     return False
 
 
-def describe(pid: int, proc: Path = PROC) -> Target:
+def describe(pid: int, proc: Path = PROC, *, engine: str = "reference") -> Target:
     """The Target whose root is `pid`, as it is now. Raises DsagentError when it has ended."""
     stat = _stat(pid, proc)
     try:
@@ -136,7 +157,8 @@ def describe(pid: int, proc: Path = PROC) -> Target:
         pid_namespace=namespace,
         comm=stat.comm,
         children=procfs.descendants(pid, procfs.parents(proc)),
-        engine="reference",
+        engine=engine,
+        service_name=engine,
         container_id=procfs.container_id(pid, proc),
     )
 
@@ -188,44 +210,61 @@ def _probe(pid: int, rings_of: Callable[[int], Rings]) -> Rings:
 
 
 def _highest(
-    pid: int,
-    engine_ids: frozenset[int],
-    above: tuple[int, ...],
-    rings_of: Callable[[int], Rings],
+    pid: int, rings: Rings, above: tuple[int, ...], rings_of: Callable[[int], Rings]
 ) -> int:
     highest = pid
     for ancestor in above:
-        if _probe(ancestor, rings_of).engine_ids & engine_ids:
+        if _probe(ancestor, rings_of).same_server(rings):
             highest = ancestor
     return highest
+
+
+def vllm_root(pid: int, proc: Path = PROC) -> int:
+    """The process that started the vLLM server which `pid` belongs to; `pid` where it was started
+    by none of vLLM's."""
+    for _ in range(MOST_GENERATIONS):
+        try:
+            stat = procfs.read_stat(pid, proc)
+        except (ProcessGone, PermissionError):
+            break
+        if not stat.comm.startswith(VLLM_TITLE) or stat.ppid <= 1:
+            break
+        pid = stat.ppid
+    return pid
 
 
 def _engine_below(
     pid: int,
     comm: str,
     below: tuple[int, ...],
-    parent_of: Mapping[int, int],
+    parent_of: dict[int, int],
     rings_of: Callable[[int], Rings],
-) -> int | None:
+    proc: Path,
+) -> tuple[int, Rings] | None:
     """The topmost process of the one engine below a launcher; None where there is none."""
-    roots: dict[int, frozenset[int]] = {}
+    roots: dict[int, Rings] = {}
     for descendant in below:  # nearest first: a parent comes before its children
-        engine_ids = _probe(descendant, rings_of).engine_ids
-        if engine_ids and not any(engine_ids & seen for seen in roots.values()):
-            roots[descendant] = engine_ids
+        rings = _probe(descendant, rings_of)
+        root = vllm_root(descendant, proc) if rings.vllm else descendant
+        above = {root, *procfs.ancestors(descendant, parent_of)}
+        if rings.engine_ids and not any(
+            rings.engine_ids & seen.engine_ids or (rings.vllm and seen.vllm and there in above)
+            for there, seen in roots.items()
+        ):
+            roots[root] = rings
     if len(roots) > 1:
         pids = ", ".join(str(root) for root in sorted(roots))
         raise _cannot(f"process {pid} ({comm}) launched several engines; give one of: {pids}")
-    return next(iter(roots), None)
+    return next(iter(roots.items()), None)
 
 
 def _engine_above(
     above: tuple[int, ...], rings_of: Callable[[int], Rings]
-) -> tuple[int, frozenset[int]] | None:
+) -> tuple[int, Rings] | None:
     for ancestor in above:
-        engine_ids = _probe(ancestor, rings_of).engine_ids
-        if engine_ids:
-            return ancestor, engine_ids
+        rings = _probe(ancestor, rings_of)
+        if rings.engine_ids:
+            return ancestor, rings
     return None
 
 
@@ -237,7 +276,8 @@ def _not_an_engine(
         f"the step ring of process {pid} ({comm}) is refused: {procfs.escape(refused[0])}"
         if refused
         else f"process {pid} ({comm}) is not an engine: neither it nor a process below it has a "
-        "step ring; give the pid of a server started with `dsagent serve`"
+        "step ring; give the pid of a server started with `dsagent serve`, or of vLLM with dsagent "
+        "installed beside it"
     )
     return NotAnEngine(f"cannot attach: {message}", exit_code=CANNOT_ATTACH)
 

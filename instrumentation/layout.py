@@ -49,6 +49,7 @@ CHECKPOINTS_PER_LAP = 64
 CHECKPOINT_SLOTS = 128
 
 FLAG_EXPORTS_SPANS = 1
+FLAG_VLLM = 2  # the process is vLLM's; otherwise the bundled engine's
 
 # The part that never changes, at 0: magic, version, role, engine_id, pid and tid as the writer
 # knows them, capacity (bytes, a power of two), flags, when it was made (ns).

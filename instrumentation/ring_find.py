@@ -50,6 +50,7 @@ class RingHeader:
     tid: int
     capacity_bytes: int
     exports_spans: bool
+    vllm: bool  # whose process it is: vLLM's, or the bundled engine's
     created_ns: int
 
 
@@ -151,6 +152,7 @@ def read_header(words: memoryview, candidate: RingCandidate, data_bytes: int) ->
         tid=_outer_tid(candidate.pid, tid),
         capacity_bytes=capacity,
         exports_spans=bool(flags & layout.FLAG_EXPORTS_SPANS),
+        vllm=bool(flags & layout.FLAG_VLLM),
         created_ns=created_ns,
     )
 

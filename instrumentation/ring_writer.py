@@ -103,6 +103,7 @@ class RingWriter:
         role: Role | int,
         engine_id: int,
         exports_spans: bool = False,
+        vllm: bool = False,
         capacity_bytes: int = layout.DEFAULT_CAPACITY_BYTES,
     ) -> None:
         if (
@@ -112,7 +113,7 @@ class RingWriter:
             raise ValueError(f"capacity must be a power of two in bounds, not {capacity_bytes}")
         self._role = Role(role)
         self._engine_id = engine_id
-        self._exports_spans = exports_spans
+        self._flags = layout.FLAG_EXPORTS_SPANS * exports_spans | layout.FLAG_VLLM * vllm
         self._capacity = capacity_bytes
         self._checkpoint_units = capacity_bytes // layout.CHECKPOINTS_PER_LAP // UNIT_BYTES
         self._scratch = bytearray(layout.MAX_RECORD_BYTES)
@@ -133,7 +134,7 @@ class RingWriter:
             os.getpid(),
             threading.get_native_id(),
             self._capacity,
-            layout.FLAG_EXPORTS_SPANS * self._exports_spans,
+            self._flags,
             time.monotonic_ns(),
         )
         memory = _Memory(header, self._capacity)

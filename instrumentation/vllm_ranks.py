@@ -32,7 +32,7 @@ class RankWatch:
         self._now: tuple[int, int] = (0, 0)  # step id, begin
 
     def _make_ring(self) -> RingWriter:
-        return RingWriter(role=Role.RANK, engine_id=self._engine_id)
+        return RingWriter(role=Role.RANK, engine_id=self._engine_id, vllm=True)
 
     def wrap_execute(self, original: AnyFunction) -> AnyFunction:
         def execute_model(worker: Any, *args: Any, **kwargs: Any) -> Any:

@@ -123,6 +123,7 @@ class RequestWatch:
             role=Role.FRONTEND,
             engine_id=random_id(64) >> 1 or 1,
             exports_spans=self._exports_spans,
+            vllm=True,
         )
 
     # The wrappers: what vLLM raises goes through untouched, what we raise does not get out.

@@ -43,7 +43,7 @@ class SchedulerWatch:
         self._recompute: dict[str, int] = {}  # preempted → tokens that it had computed
 
     def _make_ring(self) -> RingWriter:
-        return RingWriter(role=Role.SCHEDULER, engine_id=self.engine_id)
+        return RingWriter(role=Role.SCHEDULER, engine_id=self.engine_id, vllm=True)
 
     # The wrappers: what vLLM raises goes through untouched, what we raise does not get out.
 
