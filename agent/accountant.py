@@ -21,6 +21,7 @@ from dsagent.agent.join import Joiner, Watched, gang_shares
 from dsagent.agent.model import CleanStepModel, shape
 from dsagent.agent.norms import Norms
 from dsagent.agent.pieces import Piece, cut
+from dsagent.agent.recent import Recent
 from dsagent.instrumentation.records import RankStep, RequestOpen, RequestRecord, Step
 
 PATIENCE_NS = 1_000_000_000
@@ -52,14 +53,14 @@ class _Engine:
     rank_tids: frozenset[int] = frozenset()
     gang_seen: OrderedDict[int, dict[int, float]] = field(default_factory=OrderedDict)
     gang: frozenset[int] = frozenset()
+    is_gang_new: bool = False  # steps have been seen that `gang` knows nothing of
     model: CleanStepModel = field(default_factory=CleanStepModel)
-    delayed_ratios: deque[float] = field(default_factory=lambda: deque(maxlen=GANG_STEPS))
+    delayed_ratios: Recent = field(default_factory=lambda: Recent(GANG_STEPS))
 
     def is_clean(self, delayed_ratio: float) -> bool:
         """Less than 5 % known delay; on a machine that never gives that, the cleanest quarter."""
         self.delayed_ratios.append(delayed_ratio)
-        ordered = sorted(self.delayed_ratios)
-        cleanest = min(ordered[len(ordered) // 4], MOST_CLEAN_RATIO)
+        cleanest = min(self.delayed_ratios.lower_quartile, MOST_CLEAN_RATIO)
         return delayed_ratio < CLEAN_RATIO or delayed_ratio < cleanest
 
 
@@ -85,7 +86,14 @@ class Accountant:
 
     def source_off(self, name: str) -> None:
         """A source that will bring nothing: the kernel's facts are not waited for any more."""
-        self._kernel_off |= name == "kernel"
+        if name == "kernel":
+            self._kernel_off = True
+            self._facts_complete_ns = None
+
+    def source_on(self, name: str) -> None:
+        """It brings something again."""
+        if name == "kernel":
+            self._kernel_off = False
 
     @property
     def model(self) -> CleanStepModel:
@@ -223,6 +231,13 @@ class Accountant:
             engine.pieces.append(joiner.priced(joined, engine.model.price(piece.step.shares)))
             engine.ends.append(joined.end_ns)
             self._shares_held += 1 + len(joined.shares)
+        self._find_gang(engine)
+
+    def _find_gang(self, engine: _Engine) -> None:
+        if engine.is_gang_new:
+            # A front end that runs while the engine computes helps nobody to compute.
+            engine.gang = _gang(engine.gang_seen.values()) - self._front_ends
+            engine.is_gang_new = False
 
     def _learn(self, engine: _Engine, piece: Piece) -> None:
         """A clean step teaches the model, and who is in the gang."""
@@ -238,8 +253,9 @@ class Accountant:
             engine.gang_seen[step.step_id] = ran
             while len(engine.gang_seen) > GANG_STEPS:
                 engine.gang_seen.popitem(last=False)
-            # A front end that runs while the engine computes helps nobody to compute.
-            engine.gang = _gang(engine.gang_seen.values()) - self._front_ends
+            engine.is_gang_new = True
+            if not engine.gang:
+                self._find_gang(engine)
         # As long as the gang is about to become known, what delayed it is not.
         settled = engine.gang or self._kernel_off or len(engine.delayed_ratios) == GANG_STEPS
         if clean and settled and not step.shares_omitted:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dsagent.agent.facts import Facts
+from collections.abc import Iterable
+
 from dsagent.agent.pieces import Blame, split
 
+Foreign = Iterable[tuple[int, ...]]  # facts of kind FOREIGN: start_ns, end_ns, culprit_pid, ns
 
-def occupied(foreign: Facts, start_ns: int, end_ns: int) -> dict[int, float]:
+
+def occupied(foreign: Foreign, start_ns: int, end_ns: int) -> dict[int, float]:
     """pid → nanoseconds it ran on the target's CPUs within [start_ns, end_ns), all CPUs together.
-    `foreign`: facts of kind FOREIGN; a sum's part is by its overlap."""
+    Of a sum, its part is by its overlap."""
     by_pid: dict[int, float] = {}
-    for pid, begin, finish, ran in foreign[["culprit_pid", "start_ns", "end_ns", "ns"]].tolist():
+    for begin, finish, pid, ran in foreign:
         overlap = min(finish, end_ns) - max(begin, start_ns)
         if overlap > 0:
             by_pid[pid] = by_pid.get(pid, 0.0) + ran * overlap / (finish - begin)
@@ -18,13 +21,11 @@ def occupied(foreign: Facts, start_ns: int, end_ns: int) -> dict[int, float]:
 
 
 def blame_by_capacity(
-    foreign: Facts, start_ns: int, end_ns: int, ns: int, own_pid: int
+    foreign: Foreign, start_ns: int, end_ns: int, ns: int, own_pid: int
 ) -> tuple[Blame, ...]:
     """Who took the CPU for `ns` of [start_ns, end_ns): the tasks outside the target that occupied
     the CPUs it may use, in proportion. Who came next on that CPU says little: it is often the
-    target's own other thread. What they did not occupy, the target's own threads did.
-
-    `foreign`: facts of kind FOREIGN."""
+    target's own other thread. What they did not occupy, the target's own threads did."""
     by_pid = occupied(foreign, start_ns, end_ns)
     occupied_ns = sum(by_pid.values())
     if ns > occupied_ns:

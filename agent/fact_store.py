@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +22,9 @@ class FactIndex:
         starts: npt.NDArray[np.int64] = np.ascontiguousarray(self.facts["start_ns"])
         # No fact at or after i begins before this: lets a search stop early.
         self._least_start = np.minimum.accumulate(starts[::-1])[::-1]
-
-    @property
-    def start_ns(self) -> int:
-        return int(self._least_start[0])
-
-    @property
-    def end_ns(self) -> int:
-        return int(self._ends[-1])
+        # Of all; of none, an interval that nothing overlaps.
+        self.start_ns = int(self._least_start[0]) if len(facts) else 0
+        self.end_ns = int(self._ends[-1]) if len(facts) else 0
 
     def __len__(self) -> int:
         return len(self.facts)
@@ -36,6 +34,24 @@ class FactIndex:
         high = int(np.searchsorted(self._least_start, end_ns, "left"))
         near = self.facts[low : max(low, high)]
         return near[near["start_ns"] < end_ns]
+
+
+class FactRows:
+    """Some columns of one batch of facts as tuples, the first two `start_ns` and `end_ns`, ordered
+    by their end: where many small intervals are asked for, numpy's overhead would be most of it."""
+
+    def __init__(self, facts: Facts, columns: Sequence[str]) -> None:
+        self._rows: list[tuple[int, ...]] = facts[["start_ns", "end_ns", *columns]][
+            np.argsort(facts["end_ns"], kind="stable")
+        ].tolist()
+        self._ends = [row[1] for row in self._rows]
+        least = itertools.accumulate((row[0] for row in reversed(self._rows)), min)
+        self._least_start = list(least)[::-1]
+
+    def overlapping(self, start_ns: int, end_ns: int) -> list[tuple[int, ...]]:
+        low = bisect_right(self._ends, start_ns)
+        high = bisect_left(self._least_start, end_ns)
+        return [row for row in self._rows[low:high] if row[0] < end_ns]
 
 
 class FactStore:

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from dsagent.agent.capacity import blame_by_capacity, occupied
-from dsagent.agent.fact_store import FactIndex
+from dsagent.agent.fact_store import FactIndex, FactRows
 from dsagent.agent.facts import Facts, Kind
 from dsagent.agent.model import Price
 from dsagent.agent.pieces import EXECUTING, Blame, Delay, Piece, Section, alike, split
@@ -76,7 +76,7 @@ class Watched:
     rank_tids: frozenset[int] = frozenset()
 
 
-_Near = tuple[int, int, int, int, int, int, int]  # a fact's _COLUMNS
+_Near = tuple[int, ...]  # a fact's start_ns, end_ns and _COLUMNS
 Interval = tuple[int, int, int, int, int]  # rank in PRECEDENCE, start, end, culprit pid, its tid
 
 
@@ -134,12 +134,12 @@ class Joiner:
         watched_tids = np.fromiter(tids, np.uint32)
         self._mine = facts[np.isin(facts["tid"], watched_tids)]
         exact = (self._mine["exact"] == 1) & np.isin(self._mine["kind"], _RANKED)
-        self._exact = FactIndex(self._mine[exact])
+        self._exact = FactRows(self._mine[exact], _COLUMNS)
 
     # Most sections need none of these: they are made when one does.
     @cached_property
-    def _foreign(self) -> FactIndex:
-        return FactIndex(self._facts[self._facts["kind"] == Kind.FOREIGN])
+    def _foreign(self) -> FactRows:
+        return FactRows(self._facts[self._facts["kind"] == Kind.FOREIGN], ["culprit_pid", "ns"])
 
     @cached_property
     def _futex(self) -> FactIndex:
@@ -181,7 +181,7 @@ class Joiner:
         if excess_ns <= 0:
             return section
         foreign = self._foreign.overlapping(section.start_ns, section.end_ns)
-        if not len(foreign):
+        if not foreign:
             return section
         busy = occupied(foreign, section.start_ns, section.end_ns)
         queued_ns = sum(d.ns for d in section.delays if d.cause == "cpu.runqueue")
@@ -199,8 +199,7 @@ class Joiner:
         return self._lay(section, self._near(section.start_ns, section.end_ns), None, rank_pid)
 
     def _near(self, start_ns: int, end_ns: int) -> list[_Near]:
-        found = self._exact.overlapping(start_ns, end_ns)
-        return found[_COLUMNS].tolist() if len(found) else []
+        return self._exact.overlapping(start_ns, end_ns)
 
     def _lay(
         self,
@@ -222,7 +221,7 @@ class Joiner:
                 end,
                 *self._holder(kind, tid, start, end, culprit_pid, culprit_tid),
             )
-            for kind, start, end, pid, tid, culprit_pid, culprit_tid in near
+            for start, end, kind, pid, tid, culprit_pid, culprit_tid in near
             if start < section.end_ns
             and end > section.start_ns
             and (rank_pid in (None, pid) if executing else tid in alone)
@@ -285,7 +284,7 @@ class Joiner:
 
 _RANK = {int(kind): rank for rank, (kind, _) in enumerate(PRECEDENCE)}
 _RANKED = np.array(list(_RANK), np.uint8)
-_COLUMNS = ["kind", "start_ns", "end_ns", "pid", "tid", "culprit_pid", "culprit_tid"]
+_COLUMNS = ["kind", "pid", "tid", "culprit_pid", "culprit_tid"]
 
 
 def _summed(facts: Facts) -> dict[int, list[Delay]]:

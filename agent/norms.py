@@ -3,12 +3,10 @@ an account says why *this* one was slow. Pure."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Iterable
 from dataclasses import replace
 
 from dsagent.agent.account import USUAL_FACT, Account, Evidence, Part
+from dsagent.agent.recent import Recent
 
 KEPT = 256
 ENOUGH = 32
@@ -30,32 +28,11 @@ def _measure(cause: str, account: Account) -> float:
     return float(max(1, account.e2e_ns))
 
 
-class _Last:
-    """The last 256 numbers, and their median without sorting them again."""
-
-    def __init__(self, numbers: Iterable[float]) -> None:
-        self._in_time = deque(numbers)
-        self._in_order = sorted(self._in_time)
-
-    def append(self, number: float) -> None:
-        if len(self._in_time) == KEPT:
-            del self._in_order[bisect_left(self._in_order, self._in_time.popleft())]
-        self._in_time.append(number)
-        insort(self._in_order, number)
-
-    @property
-    def median(self) -> float:
-        middle, odd = divmod(len(self._in_order), 2)
-        if odd:
-            return self._in_order[middle]
-        return (self._in_order[middle - 1] + self._in_order[middle]) / 2
-
-
 class Norms:
     """The medians over the last 256 requests that ended well, once 32 are known."""
 
     def __init__(self) -> None:
-        self._prices: dict[str, _Last] = {}
+        self._prices: dict[str, Recent] = {}
         self._seen = 0
 
     def judge(self, account: Account) -> Account:
@@ -82,7 +59,7 @@ class Norms:
         paid = {part.cause: part.ns / _measure(part.cause, account) for part in account.parts}
         for cause in paid.keys() - self._prices.keys():
             # The requests before paid nothing for it.
-            self._prices[cause] = _Last([0.0] * min(self._seen, KEPT))
+            self._prices[cause] = Recent(KEPT, [0.0] * min(self._seen, KEPT))
         for cause, prices in self._prices.items():
             prices.append(paid.get(cause, 0.0))
         self._seen += 1

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsagent.agent.capacity import blame_by_capacity
-from dsagent.agent.fact_store import FactIndex
+from dsagent.agent.fact_store import FactIndex, FactRows
 from dsagent.agent.facts import Facts, Kind
 from dsagent.agent.join import Joiner, Watched
 from dsagent.agent.model import Price
@@ -109,10 +109,7 @@ def test_forward_is_charged_no_more_than_its_excess_but_stops_whole() -> None:
 
 
 def test_the_cpu_was_taken_by_who_occupied_it_in_proportion() -> None:
-    found = facts(
-        fact(Kind.FOREIGN, 0, 100, tid=0, culprit_pid=500, ns=60, exact=0),
-        fact(Kind.FOREIGN, 0, 100, tid=0, culprit_pid=600, ns=20, exact=0),
-    )
+    found = [(0, 100, 500, 60), (0, 100, 600, 20)]  # begin, end, pid, ns
     assert [(b.pid, b.ns) for b in blame_by_capacity(found, 0, 100, 40, 10)] == [
         (500, 30),
         (600, 10),
@@ -139,6 +136,8 @@ def test_the_index_finds_what_a_full_look_finds(
     naive = [(s, s + n) for s, n in spans if s + n > start and s < start + length]
     mine = [(s, e) for s, e in near[["start_ns", "end_ns"]].tolist() if e > start]
     assert sorted(mine) == sorted(naive)
+    rows = FactRows(found, ["tid"]).overlapping(start, start + length)
+    assert rows == [(s, e, 11) for s, e in mine]
 
 
 @given(
