@@ -45,6 +45,8 @@ class Instrumentation:
         return sum(ring.failures for ring in self.rings)
 
     def remove(self) -> None:
+        if self in _installed:
+            _installed.remove(self)
         self.patches.remove()
         self.requests.close()
         self.steps.close()
