@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dsagent.agent.capacity import blame_by_capacity, occupied
 from dsagent.agent.fact_store import FactIndex, FactRows
@@ -132,8 +134,8 @@ class Joiner:
         self._watched = watched
         tids = {watched.loop_tid, *watched.gang, *watched.rank_tids}
         watched_tids = np.fromiter(tids, np.uint32)
-        self._mine = facts[np.isin(facts["tid"], watched_tids)]
-        exact = (self._mine["exact"] == 1) & np.isin(self._mine["kind"], _RANKED)
+        self._mine = facts[_among(facts["tid"], watched_tids)]
+        exact = (self._mine["exact"] == 1) & _IS_RANKED[self._mine["kind"]]
         self._exact = FactRows(self._mine[exact], _COLUMNS)
 
     # Most sections need none of these: they are made when one does.
@@ -209,6 +211,8 @@ class Joiner:
         rank_pid: int | None,
     ) -> Section:
         """`rank_pid`: the process of the rank that executed; None where the loop did so itself."""
+        if not near and section.kind != "forward":
+            return section
         executing = section.kind in EXECUTING
         gang = self._watched.gang
         alone = {self._watched.loop_tid}
@@ -283,8 +287,20 @@ class Joiner:
 
 
 _RANK = {int(kind): rank for rank, (kind, _) in enumerate(PRECEDENCE)}
-_RANKED = np.array(list(_RANK), np.uint8)
+_IS_RANKED = np.isin(np.arange(256), list(_RANK))  # by kind
+_IS_SUMMED = np.isin(np.arange(256), list(SUMMED_CAUSES))
+_FEW = 4
 _COLUMNS = ["kind", "pid", "tid", "culprit_pid", "culprit_tid"]
+
+
+def _among(numbers: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """np.isin, which takes its time over a few."""
+    if len(wanted) > _FEW:
+        return np.isin(numbers, wanted)
+    found = np.zeros(len(numbers), np.bool_)
+    for each in wanted:
+        found |= numbers == each
+    return found
 
 
 def _summed(facts: Facts) -> dict[int, list[Delay]]:
@@ -292,7 +308,7 @@ def _summed(facts: Facts) -> dict[int, list[Delay]]:
     step (a lower bound of the union over the threads)."""
     losses: dict[tuple[int, int], dict[int, int]] = {}
     counts: dict[tuple[int, int], int] = {}
-    chosen = facts[np.isin(facts["kind"], np.array(list(SUMMED_CAUSES), np.uint8))]
+    chosen = facts[_IS_SUMMED[facts["kind"]]]
     for step_id, kind, tid, ns, count in chosen[["step_id", "kind", "tid", "ns", "count"]].tolist():
         by_thread = losses.setdefault((step_id, kind), {})
         by_thread[tid] = by_thread.get(tid, 0) + ns
@@ -319,6 +335,8 @@ def no_more_than(part: Section, whole: Section) -> Section:
 
 def _bounded(section: Section, delays: Sequence[Delay], most_ns: int) -> Section:
     """All but stops shrink, in proportion, until all fit into `most_ns`."""
+    if not delays:
+        return section if not section.delays else replace(section, delays=())
     hard = [delay for delay in delays if delay.cause == "process.stopped"]
     soft = [delay for delay in delays if delay.cause != "process.stopped"]
     room_ns = max(0, most_ns - sum(delay.ns for delay in hard))

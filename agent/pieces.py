@@ -73,7 +73,7 @@ def alike(sections: Sequence[Section], rank: RankStep | None) -> Alike:
     delays: list[Delay] = []
     for section in sections:
         rest_ns = section.ns - section.delayed_ns
-        delays += section.delays
+        delays += [delay for delay in section.delays if delay.ns]
         if section.kind == "slowest" and rank is not None:
             delays.append(Delay("rank.wait", rest_ns, 0, (Blame(rank.pid, 0, rest_ns),)))
             continue

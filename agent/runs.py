@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dsagent.agent.account import How
 from dsagent.agent.model import CleanStepModel
-from dsagent.agent.pieces import Piece
+from dsagent.agent.pieces import Alike, Blame, Piece
 from dsagent.agent.sheet import UNATTRIBUTED, Charge
 from dsagent.instrumentation.records import Phase, Share
 
@@ -186,9 +186,7 @@ class Runs:
         yield Charge("engine.gap", sum(gaps), stretches=len(gaps))
         hosts = sum(alike.hosts for alike in alikes)
         yield Charge("engine.host", sum(alike.host_ns for alike in alikes), stretches=hosts)
-        for alike in alikes:
-            for delay in alike.delays:
-                yield Charge(delay.cause, delay.ns, blames=delay.blames, facts=delay.facts)
+        yield from _delays(alikes)
         low = self._rows[first]
         yield from self._forward(slice(low, low + end - first), pieces, blame)
 
@@ -223,6 +221,25 @@ class Runs:
                 tokens=int(split.other_prefill[rows][row]),
             )
         yield _sum(UNATTRIBUTED, "measured", split.rest_ns[rows])
+
+
+def _delays(alikes: Sequence[Alike]) -> Iterator[Charge]:
+    """All delays of these steps, a charge a cause."""
+    lines: dict[str, tuple[list[int], list[int], dict[tuple[int, int], int]]] = {}
+    for alike in alikes:
+        for delay in alike.delays:
+            line = lines.get(delay.cause)
+            if line is None:
+                line = lines[delay.cause] = ([], [], {})
+            sizes, facts, by_task = line
+            sizes.append(delay.ns)
+            facts.append(delay.facts)
+            for blame in delay.blames:
+                task = blame.pid, blame.tid
+                by_task[task] = by_task.get(task, 0) + blame.ns
+    for cause, (sizes, facts, by_task) in lines.items():
+        blames = tuple(Blame(pid, tid, ns) for (pid, tid), ns in by_task.items())
+        yield Charge(cause, sum(sizes), blames=blames, facts=sum(facts), stretches=len(sizes))
 
 
 def _sum(cause: str, how: How, ns: Whole, tokens: Whole | None = None) -> Charge:
