@@ -166,9 +166,10 @@ class _Connection:
     def expire(self, now_s: float) -> None:
         if now_s <= self._deadline_s:
             return
-        if not self.is_idle and not self._out:
+        if self.is_idle or self._out:
+            self.close()
+        else:
             self._refuse(408, "the request took too long to come")
-        self.close()
 
     def _read(self) -> None:
         chunk = self._socket.recv(CHUNK_BYTES)
