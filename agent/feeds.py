@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dsagent.agent import procfs
 from dsagent.agent.errors import CANNOT_ATTACH, DsagentError, SourceUnavailable
 from dsagent.agent.facts import (
     Event,
@@ -18,6 +19,7 @@ from dsagent.agent.facts import (
     Target,
 )
 from dsagent.agent.guard import attempt, reason_of
+from dsagent.agent.probes import Tier
 from dsagent.agent.procfs import escape
 from dsagent.agent.sources.proc import ProcSource
 from dsagent.agent.sources.stall import Progress, StallSource
@@ -39,6 +41,7 @@ class Feed:
         self._make = make
         self._source: Source | None = None
         self._last = SourceStatus(name, "unavailable", "not started")
+        self._before = self._last  # its counts up to when it was started again
         self._untold = ""  # why it failed, until an event has told it
         self.poll_cpu_ns = 0
 
@@ -47,13 +50,15 @@ class Feed:
         return self._source is not None
 
     def start(self) -> None:
+        """Also again, after `switch_off`: what it has lost and cost so far is kept."""
+        self._before = self._last
         try:
             source = self._make()
             source.start()
         except SourceUnavailable as reason:
-            self._last = SourceStatus(self.name, "unavailable", escape(str(reason)))
+            self._last = replace(self._last, state="unavailable", reason=escape(str(reason)))
         except Exception as error:  # noqa: BLE001 - any source may fail, in its own way
-            self._last = SourceStatus(self.name, "failed", reason_of(error))
+            self._last = replace(self._last, state="failed", reason=reason_of(error))
         else:
             self._source = source
 
@@ -97,7 +102,11 @@ class Feed:
         """Renews what is known of its state; why that failed, if it did."""
         status, why = attempt(source.status)
         if status is not None:
-            self._last = status
+            self._last = replace(
+                status,
+                dropped=self._before.dropped + status.dropped,
+                cost_ns=self._before.cost_ns + status.cost_ns,
+            )
         return why
 
     def status(self) -> SourceStatus:
@@ -119,13 +128,21 @@ class Feeds:
     facts polled after them reach beyond their ends. Those named in `without` are never made."""
 
     def __init__(
-        self, target: Target, without: Collection[str] = (), receiver: Source | None = None
+        self,
+        target: Target,
+        without: Collection[str] = (),
+        receiver: Source | None = None,
+        *,
+        tier: Tier = "default",
     ) -> None:
-        """`receiver`: one more source, that only some sessions have."""
+        """`receiver`: one more source, that only some sessions have. `tier`: of the kernel's."""
         self.steps = StepsSource(target)
         self._target = target
         self._without = without
         self._kernel: KernelSource | None = None
+        self._kernel_tier: Tier = tier
+        self._kernel_why = ""
+        self._step_words: dict[int, int] = {}
         self._failed: list[str] = []
         self.lag_ns = 0  # of the loop that polls them all
         received = () if receiver is None else (Feed(receiver.name, lambda: receiver),)
@@ -141,7 +158,16 @@ class Feeds:
     def _make_kernel(self) -> Source:
         from dsagent.agent.sources.kernel import KernelSource
 
-        self._kernel = KernelSource(self._target, self.steps.new_step_words())
+        # Later than at the beginning, pids may have been given to others.
+        children = procfs.descendants(self._target.pid, procfs.parents())
+        words = self._step_words | self.steps.new_step_words()
+        self._step_words = {pid: at for pid, at in words.items() if pid in self.steps.pids}
+        self._kernel = KernelSource(
+            replace(self._target, children=children),
+            self._step_words,
+            tier=self._kernel_tier,
+            why_tier=self._kernel_why,
+        )
         return self._kernel
 
     def _make_nvml(self) -> Source:
@@ -187,10 +213,27 @@ class Feeds:
         kernel = self.feed("kernel")
         if not kernel.runs or self._kernel is None:
             return
-        for pid, address in self.steps.new_step_words().items():
+        new = self.steps.new_step_words()
+        self._step_words |= new
+        for pid, address in new.items():
             _, why = attempt(functools.partial(self._kernel.set_step_word, pid, address))
             if why:
                 kernel.fail(why)
+
+    def kernel_look_at(self, tier: Tier, why: str) -> None:
+        """The kernel source has that tier from now on, and is started if it is off; `why` becomes
+        part of its status."""
+        self._kernel_tier, self._kernel_why = tier, why
+        kernel = self.feed("kernel")
+        if not kernel.runs:
+            kernel.start()
+        elif self._kernel is not None:
+            _, failed = attempt(functools.partial(self._kernel.set_tier, tier, why))
+            if failed:
+                kernel.fail(failed)
+
+    def kernel_off(self, why: str) -> None:
+        self.feed("kernel").switch_off(why)
 
     def take_failed(self) -> list[str]:
         """Names of the sources that have failed since the last call."""

@@ -13,14 +13,15 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from dsagent.agent import procfs
 from dsagent.agent.facts import Facts, Kind
 from dsagent.agent.privileges import INITIAL_PID_NAMESPACE, pid_namespace
 
 # What writing a step of b shares costs the loop, rounded up from the benchmark's table.
-HOOK_NS = 8_000
-HOOK_NS_A_SHARE = 200
+HOOK_NS = 5_000
+HOOK_NS_A_SHARE = 160
 
 WINDOW_NS = 5_000_000_000
 NICENESS = 10  # a tenth of a contended CPU at most: enough for us, little for the target
@@ -34,7 +35,19 @@ class Costs:
     agent_cpu_ns: int
     kernel_ns: int = 0
     hooks_ns: int = 0
-    displaced_ns: int = 0
+    taken_ns: float = 0.0  # by us from the target: its waits for us, else our CPU time
+    switches: int = 0  # of the whole machine
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A span of time, as ratios of the target's time. `ratio` is the sum of the other three."""
+
+    ratio: float
+    kernel_ratio: float  # the BPF programs
+    agent_ratio: float  # our own CPU time, as far as it is the target's loss
+    hooks_ratio: float
+    switches_per_s: float  # of the whole machine: what the programs' cost follows
 
 
 def hooks_ns(steps: int, shares: int) -> int:
@@ -64,13 +77,19 @@ class OverheadMeter:
         self._target_cpus = max(1, len(target_cpus))
         self._overlap_ratio = cpu_overlap_ratio(_affinity(0), target_cpus)
         self._own_pid = os.getpid()
+        self._displaced_ns = 0
         # Culprits outside the target are named by the initial namespace's pids: elsewhere we
         # would not find ourselves among them.
-        self.sees_displacement = sees_displacement and pid_namespace() == INITIAL_PID_NAMESPACE
-        self._displaced_ns = 0
-        self._first = self._last = self._window = Costs(now_ns, time.process_time_ns())
-        self.window_ratio: float | None = None  # None until the first window is over
-        self.window_kernel_ratio = 0.0
+        self._would_see = pid_namespace() == INITIAL_PID_NAMESPACE
+        self.sees_displacement = sees_displacement and self._would_see
+        self._first = self._last = self._begin = Costs(
+            now_ns, time.process_time_ns(), switches=_switches()
+        )
+        self.window: Window | None = None  # None until the first is over
+
+    def see_displacement(self, kernel_runs: bool) -> None:
+        """The kernel source has been switched off, or on again."""
+        self.sees_displacement = kernel_runs and self._would_see
 
     def add_facts(self, facts: Facts) -> None:
         """Kernel facts: those in which a thread of the target waited because we ran."""
@@ -79,36 +98,47 @@ class OverheadMeter:
             self._displaced_ns += int(facts["ns"][ours].sum())
 
     def update(self, now_ns: int, kernel_ns: int, hooks_ns: int) -> bool:
-        """Takes totals since attaching; True when a window ended and `window_ratio` is new."""
-        self._last = Costs(now_ns, time.process_time_ns(), kernel_ns, hooks_ns, self._displaced_ns)
-        if now_ns - self._window.now_ns < WINDOW_NS:
-            return False
-        self.window_ratio = self._ratio(self._window, self._last)
-        self.window_kernel_ratio = self._kernel_ratio(self._window, self._last)
-        self._window = self._last
-        return True
+        """Takes totals since attaching; True when a window ended and `window` is new."""
+        ended = now_ns - self._begin.now_ns >= WINDOW_NS
+        cpu_ns = time.process_time_ns()
+        if self.sees_displacement:
+            taken_ns = float(self._displaced_ns)
+        else:
+            taken_ns = (cpu_ns - self._last.agent_cpu_ns) * self._overlap_ratio
+        self._displaced_ns = 0
+        self._last = Costs(
+            now_ns,
+            cpu_ns,
+            kernel_ns,
+            hooks_ns,
+            self._last.taken_ns + taken_ns,
+            _switches() if ended else 0,
+        )
+        if ended:
+            self.window = self._between(self._begin, self._last)
+            self._begin = self._last
+        return ended
 
-    def _ratio(self, begin: Costs, end: Costs) -> float:
+    def _between(self, begin: Costs, end: Costs) -> Window:
         """The BPF programs and we take a share of the CPUs that the target may use; the hooks
         delay its loop one for one."""
         elapsed_ns = max(1, end.now_ns - begin.now_ns)
-        taken_ns = float(end.kernel_ns - begin.kernel_ns)
-        if self.sees_displacement:
-            taken_ns += end.displaced_ns - begin.displaced_ns
-        else:
-            taken_ns += (end.agent_cpu_ns - begin.agent_cpu_ns) * self._overlap_ratio
-        hooks_ns = end.hooks_ns - begin.hooks_ns
-        return taken_ns / (elapsed_ns * self._target_cpus) + hooks_ns / elapsed_ns
-
-    def _kernel_ratio(self, begin: Costs, end: Costs) -> float:
-        """What the BPF programs alone take, and what leaving them out would save."""
-        elapsed_ns = max(1, end.now_ns - begin.now_ns)
-        return (end.kernel_ns - begin.kernel_ns) / (elapsed_ns * self._target_cpus)
+        cpus_ns = elapsed_ns * self._target_cpus
+        kernel_ratio = (end.kernel_ns - begin.kernel_ns) / cpus_ns
+        agent_ratio = (end.taken_ns - begin.taken_ns) / cpus_ns
+        hooks_ratio = (end.hooks_ns - begin.hooks_ns) / elapsed_ns
+        return Window(
+            kernel_ratio + agent_ratio + hooks_ratio,
+            kernel_ratio,
+            agent_ratio,
+            hooks_ratio,
+            1e9 * max(0, end.switches - begin.switches) / elapsed_ns,
+        )
 
     @property
     def ratio(self) -> float:
         """Of the target's time, since attaching."""
-        return self._ratio(self._first, self._last)
+        return self._between(self._first, self._last).ratio
 
     @property
     def agent_cpu_ratio(self) -> float:
@@ -122,3 +152,11 @@ def _affinity(pid: int) -> frozenset[int]:
         return frozenset(os.sched_getaffinity(pid))
     except (ProcessLookupError, PermissionError):
         return frozenset(range(os.cpu_count() or 1))
+
+
+def _switches() -> int:
+    """Of all CPUs since boot."""
+    for line in procfs.read_bytes(Path("/proc/stat")).splitlines():
+        if line.startswith(b"ctxt "):
+            return int(line.split()[1])
+    return 0

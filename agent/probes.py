@@ -1,15 +1,19 @@
 """The probes: what the agent reads from the kernel, by name. A table, nothing else.
 
 A probe is one fact, told by one or more BPF programs; `docs/probes.md` is
-written from this table, and the kernel source loads what it names.
+written from this table, and the kernel source loads what it names. A tier is a
+set of probes: each tier has those of the tiers before it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-Tier = Literal["default"]
+# core: who ran, who waited and why. default: what runs unasked. full: what all processes of the
+# machine pay for with each page fault.
+Tier = Literal["core", "default", "full"]
+TIERS: tuple[Tier, ...] = get_args(Tier)
 PERF_MAJOR, PERF_MINOR = "perf:page-faults-major", "perf:page-faults-minor"
 
 
@@ -39,6 +43,7 @@ OBJECTS: dict[str, tuple[Program, ...]] = {
     "memory": (
         Program("on_fault_user", "page_fault_user", cost_ns=90),
         Program("on_fault_kernel", "page_fault_kernel", cost_ns=70),
+        Program("on_file_fault", "mm_filemap_fault", cost_ns=100),
         Program("on_fault_major", PERF_MAJOR, cost_ns=300),
         Program("on_fault_minor", PERF_MINOR, cost_ns=70),
         Program("on_reclaim_begin", "mm_vmscan_direct_reclaim_begin"),
@@ -79,7 +84,7 @@ class Probe:
     measures: str
     ways: tuple[tuple[str, ...], ...]
     limits: str = ""
-    tier: Tier = "default"
+    tier: Tier = "core"
 
 
 _RUN, _SWITCH = ("on_switch",), ("on_switch", "on_waking")
@@ -128,12 +133,14 @@ PROBES: tuple[Probe, ...] = (
             ("on_irq_entry", "on_irq_exit"),
         ),
         "interrupts between CPUs are not seen, the local timer's on x86 only",
+        tier="default",
     ),
     Probe(
         "cpu.softirq",
         "time that soft interrupts (network, timers, block) ran on top of a thread of the target",
         (("on_softirq_entry", "on_softirq_exit"),),
         "what ksoftirqd runs is cpu.foreign",
+        tier="default",
     ),
     Probe(
         "cpu.steal",
@@ -141,6 +148,7 @@ PROBES: tuple[Probe, ...] = (
         (("on_tick_end",),),
         "booked at the tick that follows, so its place is known to a tick; nothing where the "
         "hypervisor does not tell it",
+        tier="default",
     ),
     Probe(
         "sched.yield",
@@ -182,13 +190,19 @@ PROBES: tuple[Probe, ...] = (
     Probe(
         "memory.major_fault",
         "page faults that read from disk or swap, from the fault to its end",
-        (("on_fault_user", "on_fault_kernel", "on_fault_major"),),
-        "also those in system calls that touch the thread's memory",
+        (("on_file_fault", "on_fault_major"), ("on_fault_major",)),
+        "of files, from asking for the page on; of swap, and where the kernel has not that "
+        "tracepoint, from beginning to wait for the device; in tier full all from the fault on. "
+        "One that did not wait, and whose beginning is not known, counts with no time",
+        tier="default",
     ),
     Probe(
         "memory.minor_fault",
-        "page faults served from memory, likewise",
+        "page faults served from memory, from the fault to its end",
         (("on_fault_user", "on_fault_kernel", "on_fault_minor"),),
+        "also those in system calls that touch the thread's memory; each page fault of the "
+        "machine pays for it",
+        tier="full",
     ),
     Probe(
         "memory.reclaim",
@@ -202,18 +216,21 @@ PROBES: tuple[Probe, ...] = (
             ),
         ),
         "what kswapd frees is cpu.foreign",
+        tier="default",
     ),
     Probe(
         "memory.oom",
         "that the kernel kills a process of the target to get its memory",
         (("on_oom",),),
         "since Linux 6.9",
+        tier="default",
     ),
     Probe(
         "block.io",
         "requests to block devices made by threads of the target, from submission to completion",
         (("on_block_start", "on_block_done"), ("on_block_issue", "on_block_complete")),
         "before Linux 6.5 not those that a worker of the kernel issues",
+        tier="default",
     ),
     Probe(
         "net.retransmit",
@@ -222,6 +239,7 @@ PROBES: tuple[Probe, ...] = (
         (("on_send", "on_retransmit", "on_segment", "on_socket_state"),),
         "of sockets that were written to since the agent came; charged to the thread that last "
         "did; where more is written before the first is acknowledged, from the first on",
+        tier="default",
     ),
     Probe(
         "net.backpressure",
@@ -229,6 +247,7 @@ PROBES: tuple[Probe, ...] = (
         "slowly, until more was written",
         (("on_send", "on_socket_state"),),
         "since Linux 6.3; told when it ends",
+        tier="default",
     ),
     Probe(
         "step.tag",
@@ -239,3 +258,22 @@ PROBES: tuple[Probe, ...] = (
         "another moment gets the step last seen",
     ),
 )
+
+
+def probes_of(tier: Tier) -> frozenset[str]:
+    """Names of the probes that a tier has."""
+    return frozenset(p.name for p in PROBES if TIERS.index(p.tier) <= TIERS.index(tier))
+
+
+def programs_of(tier: Tier) -> frozenset[str]:
+    """Names of the programs that tell them."""
+    names = probes_of(tier)
+    return frozenset(
+        program for p in PROBES if p.name in names for way in p.ways for program in way
+    )
+
+
+# The first tier that runs each program.
+PROGRAM_TIERS: dict[str, Tier] = {
+    program: tier for tier in reversed(TIERS) for program in programs_of(tier)
+}

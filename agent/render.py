@@ -325,6 +325,7 @@ def probes(document: Document) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("state", no_wrap=True)
     table.add_column("probe", no_wrap=True)
+    table.add_column("tier", no_wrap=True)
     table.add_column("a run", no_wrap=True, justify="right")
     table.add_column("measures", overflow="fold")
     for probe in document["probes"]:
@@ -334,5 +335,5 @@ def probes(document: Document) -> Table:
         cost_ns = probe["cost_ns"]
         cost = "" if cost_ns is None else f"{cost_ns} ns"
         state = Text(probe["state"], style=_STATE_STYLE[probe["state"]])
-        table.add_row(state, probe["name"], cost, text)
+        table.add_row(state, probe["name"], probe["tier"], cost, text)
     return table

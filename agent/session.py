@@ -15,7 +15,6 @@ import numpy as np
 
 from dsagent.agent import procfs
 from dsagent.agent.accountant import Accountant
-from dsagent.agent.budget import Budget
 from dsagent.agent.clock import Clock
 from dsagent.agent.control import ControlServer
 from dsagent.agent.engine_spans import EngineSpans
@@ -34,9 +33,11 @@ from dsagent.agent.feeds import Feeds
 from dsagent.agent.guard import attempt
 from dsagent.agent.ledger import BYS, KEEP_NS, Ledger
 from dsagent.agent.outlets import Outlets
-from dsagent.agent.overhead import OverheadMeter, hooks_ns
+from dsagent.agent.overhead import OverheadMeter, Window, hooks_ns
+from dsagent.agent.probes import Tier
 from dsagent.agent.sinks.base import Explained, Sink, SinkStatus
 from dsagent.agent.statuses import sink_json, source_json
+from dsagent.agent.stepping import Stepping
 from dsagent.agent.target import check_alive
 from dsagent.agent.ticker import Ticker
 from dsagent.agent.waker import Waker
@@ -88,6 +89,7 @@ class Session:
         receiver: Source | None = None,
         duration_s: float | None = None,
         max_overhead_ratio: float = 0.01,
+        tier: Tier = "default",
         without: Collection[str] = (),
         on_attached: Callable[[], None] = lambda: None,
         on_live: Callable[[Live], None] = lambda _live: None,
@@ -98,12 +100,11 @@ class Session:
         self.counts = Counts()
         self.accounting_failures = 0
         self._duration_s = duration_s
-        self._max_overhead_ratio = max_overhead_ratio
-        self._budget = Budget(max_overhead_ratio)
         self._on_attached = on_attached
         self._on_live = on_live
         self._on_trouble = on_trouble
-        self._feeds = Feeds(target, without, receiver)
+        self._feeds = Feeds(target, without, receiver, tier=tier)
+        self._stepping = Stepping(self._feeds, max_overhead_ratio, tier)
         self._engine_spans = None if receiver is None else EngineSpans()
         self._outlets = Outlets(sinks)
         self._clock = Clock()
@@ -296,7 +297,8 @@ class Session:
             return []
         self._next_status_ns = now_ns + STATUS_NS
         if self._overhead.update(now_ns, self._feeds.kernel_cost_ns(), self._hooks_ns()):
-            self._keep_within_budget(now_ns)
+            assert self._overhead.window is not None
+            self._keep_within_budget(self._overhead.window, now_ns)
         self._on_live(
             Live(
                 (now_ns - self._attached_ns) / 1e9,
@@ -305,32 +307,25 @@ class Session:
                 self._overhead.ratio,
             )
         )
-        if self._overhead.window_ratio is None:
+        if self._overhead.window is None:
             return []
-        return [Sample("dsagent.agent.overhead", self._overhead.window_ratio, now_ns)]
+        return [Sample("dsagent.agent.overhead", self._overhead.window.ratio, now_ns)]
 
     def _hooks_ns(self) -> int:
         return hooks_ns(self.counts.steps, self.counts.shares)
 
-    def _keep_within_budget(self, now_ns: int) -> None:
-        ratio = self._overhead.window_ratio or 0.0
+    def _keep_within_budget(self, window: Window, now_ns: int) -> None:
         kernel = self._feeds.feed("kernel")
-        kernel_ratio = self._overhead.window_kernel_ratio if kernel.runs else None
-        verdict = self._budget.judge(ratio, kernel_ratio)
-        if verdict == "within":
-            return
-        self._least_tick_ns = min(2 * self._least_tick_ns, MAX_TICK_NS)
-        cost = f"overhead is {ratio:.2%}, --max-overhead {self._max_overhead_ratio:.2%}"
-        if verdict == "switch the kernel source off":
-            kernel.switch_off(f"stepped down: {cost}")
-            self._accountant.source_off("kernel")
-            self._overhead.sees_displacement = False
-            message = f"source kernel is off: {cost}"
-        elif verdict == "say so":
-            message = f"{cost}, and nothing that could be switched off would mend it"
-        else:
-            return
-        self._pending_events.append(Event("agent.over_budget", now_ns, message))
+        ran = kernel.runs
+        action, events = self._stepping.judge(window, now_ns)
+        self._pending_events += events
+        if action in ("step up", "relax"):
+            self._least_tick_ns = max(self._least_tick_ns // 2, TICK_NS)
+        elif action != "go on":
+            self._least_tick_ns = min(2 * self._least_tick_ns, MAX_TICK_NS)
+        if kernel.runs != ran:
+            self._overhead.see_displacement(kernel.runs)
+            (self._accountant.source_on if kernel.runs else self._accountant.source_off)("kernel")
 
     def _settle(self) -> None:
         """The last readings: the facts that ended requests still wait for come within half a

@@ -77,6 +77,7 @@ class Tried:
     def to_json(self) -> dict[str, str | int | None]:
         return {
             "name": self.probe.name,
+            "tier": self.probe.tier,
             "state": self.state,
             "reason": self.reason,
             "measures": self.probe.measures,
@@ -98,7 +99,7 @@ def try_probes() -> list[Tried]:
     ) as child:
         assert child.stdout is not None
         child.stdout.readline()  # it is the child itself now, and ready
-        source = KernelSource(Target(child.pid, 0, 0, "trial", (), "reference"), {})
+        source = KernelSource(Target(child.pid, 0, 0, "trial", (), "reference"), {}, tier="full")
         try:
             source.start()
             assert source.loaded is not None

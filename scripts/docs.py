@@ -14,7 +14,7 @@ from dsagent.agent.catalog import (
     STEP_METRICS,
 )
 from dsagent.agent.metric import prometheus_label
-from dsagent.agent.probes import OBJECTS, PROBES
+from dsagent.agent.probes import OBJECTS, PROBES, PROGRAM_TIERS
 from dsagent.agent.sinks.schema import document
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -48,16 +48,19 @@ def metrics() -> str:
 
 def probes() -> str:
     """Probe by probe, then program by program."""
-    lines = ["| probe | measures | programs | limits |", "|---|---|---|---|"]
+    lines = ["| probe | tier | measures | programs | limits |", "|---|---|---|---|---|"]
     for probe in PROBES:
         ways = "; else ".join(", ".join(way) for way in probe.ways)
-        lines.append(f"| {probe.name} | {probe.measures} | {ways} | {probe.limits} |")
-    lines += ["", "| program | object | attached to | a run |", "|---|---|---|---|"]
+        lines.append(
+            f"| {probe.name} | {probe.tier} | {probe.measures} | {ways} | {probe.limits} |"
+        )
+    lines += ["", "| program | tier | object | attached to | a run |", "|---|---|---|---|---|"]
     for name, group in OBJECTS.items():
         for program in group:
             cost_ns = program.cost_ns
             cost = "not measured" if cost_ns is None else f"{cost_ns / 1000:.2f} µs"
-            lines.append(f"| {program.name} | {name} | {program.hook} | {cost} |")
+            tier = PROGRAM_TIERS[program.name]
+            lines.append(f"| {program.name} | {tier} | {name} | {program.hook} | {cost} |")
     return "\n".join([*lines, ""])
 
 

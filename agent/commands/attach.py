@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from dsagent.agent.probes import Tier
 from dsagent.agent.settings import named_path, option, seconds, size_bytes
 
 
@@ -59,8 +60,11 @@ def attach(
         option(metavar="[HOST:PORT]", help="The same over gRPC; without an address at :4317."),
     ] = None,
     max_overhead: Annotated[
-        str, option(metavar="PERCENT", help="Step down where watching costs more.")
+        str, option(metavar="PERCENT", help="Look at less where watching costs more.")
     ] = "1%",
+    tier: Annotated[
+        Tier, option(metavar="core|default|full", help="How much to look at in the kernel.")
+    ] = "default",
     without: Annotated[
         str | None,
         option(metavar="SOURCES", help="Leave out kernel, proc, stall or nvml; several by commas."),
@@ -120,6 +124,7 @@ def attach(
         receiver=make_receiver(options),
         duration_s=duration,
         max_overhead_ratio=max_overhead_ratio,
+        tier=tier,
         without=left_out,
         on_attached=on_attached,
         on_live=progress.show,

@@ -20,6 +20,7 @@ from dsagent.agent import privileges
 from dsagent.agent.doctor import Places, kernel_checks
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import FACT_DTYPE, Facts, Kind, Readings, SourceStatus, Target
+from dsagent.agent.probes import Tier
 from dsagent.agent.sources import kernel_tables as tables
 from dsagent.agent.sources.bpf.layout import (
     CONTROL,
@@ -39,8 +40,10 @@ _NAMES_MAX = 8192
 # A program that had taken its time stamp when a poll began has ended this much later.
 _MARGIN_NS = 100_000
 _CPUS_EVERY_NS = 1_000_000_000
-# What the kernel spends to enter and leave a program, which the program cannot see.
+# What the kernel spends to enter and leave a program, which the program cannot see; and all of a
+# run that finds nothing to do.
 _ENTRY_NS = 20
+_GLANCE_NS = 50
 
 
 class KernelSource:
@@ -57,6 +60,8 @@ class KernelSource:
         target: Target,
         step_words: Mapping[int, int],
         *,
+        tier: Tier = "default",
+        why_tier: str = "",
         exact_ns: int = 200_000,
         foreign_exact_ns: int = 1_000_000,
         ring_bytes: int = 1 << 22,
@@ -64,6 +69,8 @@ class KernelSource:
     ) -> None:
         self._target = target
         self._step_words = dict(step_words)
+        self._tier: Tier = tier
+        self._why_tier = why_tier
         self._exact_ns, self._foreign_exact_ns = exact_ns, foreign_exact_ns
         self._ring_bytes = ring_bytes
         self._object_path = object_path
@@ -88,7 +95,8 @@ class KernelSource:
             {"cpus": library.possible_cpus(), "facts": self._ring_bytes},
         )
         try:
-            self._running = _Running(self._target, loaded, self._foreign_exact_ns)
+            self._running = _Running(self._target, loaded, self._foreign_exact_ns, self._tier)
+            self._running.why_tier = self._why_tier
             self._running.want(
                 dict.fromkeys((self._target.pid, *self._target.children), 0) | self._step_words
             )
@@ -102,6 +110,16 @@ class KernelSource:
         self._step_words[pid] = address
         if self._running is not None:
             self._running.want({pid: address})
+
+    def set_tier(self, tier: Tier, why: str) -> None:
+        """Look at more or less from now on; `why` becomes part of the status."""
+        self._tier, self._why_tier = tier, why
+        if self._running is not None:
+            self._running.set_tier(tier, why)
+
+    @property
+    def tier(self) -> Tier:
+        return self._tier
 
     def poll(self, now_ns: int) -> Readings:
         if self._running is None:
@@ -128,7 +146,7 @@ class KernelSource:
 class _Running:
     """The loaded programs, attached, and the memory shared with them."""
 
-    def __init__(self, target: Target, loaded: Loaded, foreign_exact_ns: int) -> None:
+    def __init__(self, target: Target, loaded: Loaded, foreign_exact_ns: int, tier: Tier) -> None:
         self._target, self.loaded, self._object = target, loaded, loaded.base
         self._foreign_exact_ns = foreign_exact_ns
         self._memories: list[mmap.mmap] = []
@@ -145,7 +163,9 @@ class _Running:
         self._cpus_checked_ns = 0
         self._poll_cost_ns = 0
         self._lagging = False
-        loaded.attach()
+        self.why_tier = ""  # told in the status
+        self._tier_since_ns = 0
+        loaded.attach(tier)
 
     def _shared(self, name: str, layout: np.dtype[np.void]) -> tables.Table:
         table: Map = self._object.map(name)
@@ -172,6 +192,18 @@ class _Running:
             self._object.run_iterator(self.loaded.scan_fd)
         self._watch_cpus(time.monotonic_ns())
 
+    def set_tier(self, tier: Tier, why: str) -> None:
+        self._forget_begun()  # for those who look again
+        self._tier_since_ns = time.monotonic_ns()
+        self.why_tier = why
+        self.loaded.set_tier(tier)
+        self._forget_begun()  # of those who look no more
+
+    def _forget_begun(self) -> None:
+        """What one program has seen begin and another, at another time, might see end."""
+        self._threads["fault_ns"] = self._threads["reclaim_ns"] = 0
+        self._cpus["irq"] = self._cpus["steal_seen"] = 0
+
     def poll(self, now_ns: int) -> Readings:
         began_ns = time.thread_time_ns()
         # From here on new sums go elsewhere; the ring is read first, which gives programs that
@@ -182,6 +214,8 @@ class _Running:
         sent = self._ring.read(_FACTS_A_POLL_MAX)
         self._lagging = len(sent) == _FACTS_A_POLL_MAX
         sent, events = tables.split_notes(sent, self._threads[: self._slots_used()])
+        if self._tier_since_ns:
+            sent = tables.begun_since(sent, self._tier_since_ns)
         owners = np.where(sent["kind"] == Kind.FOREIGN, ~sent["cpu"].astype(np.int64), sent["tid"])
         self._open.age()
         sent = self._open.trim(sent, owners.tolist())
@@ -250,7 +284,7 @@ class _Running:
         return names
 
     def status(self, name: str) -> SourceStatus:
-        notes = []
+        notes = [self.why_tier] if self.why_tier else []
         if untracked := int(self._control["untracked"][0]):
             notes.append(f"{untracked} threads beyond {MAX_THREADS} are not followed")
         if missed := int(self._cpus["missed"].sum()):
@@ -265,7 +299,10 @@ class _Running:
             "lagging" if self._lagging else "ok",
             "; ".join(notes),
             dropped=int(self._cpus["dropped"].sum()),
-            cost_ns=int(self._cpus["cost_ns"].sum()) + runs * _ENTRY_NS + self._poll_cost_ns,
+            cost_ns=int(self._cpus["cost_ns"].sum())
+            + runs * _ENTRY_NS
+            + int(self._cpus["glances"].sum()) * _GLANCE_NS
+            + self._poll_cost_ns,
         )
 
     def close(self) -> None:

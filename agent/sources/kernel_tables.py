@@ -50,6 +50,14 @@ def split_notes(sent: Facts, threads: Table) -> tuple[Facts, list[Event]]:
     return sent[~notes], events
 
 
+def begun_since(sent: Facts, since_ns: int) -> Facts:
+    """Without what the programs beside the scheduler's tell of the time before they were attached
+    last: that something had begun, they may remember from the time before that."""
+    stale = (sent["kind"] >= Kind.STEAL) & (sent["kind"] <= Kind.BLOCK_IO)
+    kept: Facts = sent[~(stale & (sent["start_ns"] < since_ns))]
+    return kept
+
+
 def thread_sums(threads: Table, generation: int) -> Facts:
     """The sums of short intervals of one generation, which the kernel no longer touches."""
     sums = threads["sums"][:, generation & 1]

@@ -34,7 +34,7 @@ def test_the_command_lists_every_probe_with_state_meaning_and_cost() -> None:
     probes = {probe["name"]: probe for probe in document["probes"]}
     assert list(probes) == [probe.name for probe in PROBES]
     for probe in probes.values():
-        assert set(probe) == {"name", "state", "reason", "measures", "cost_ns"}
+        assert set(probe) == {"name", "tier", "state", "reason", "measures", "cost_ns"}
         assert (probe["state"] == "ok") == (probe["reason"] == "")
         assert probe["cost_ns"] is None or 0 < probe["cost_ns"] < 1_000_000
     working = [probe for probe in probes.values() if probe["state"] == "ok"]

@@ -13,29 +13,24 @@ enum ds_irq { NO_IRQ = 0, HARD_IRQ = 1, SOFT_IRQ = 2 };
 
 static __always_inline int begin(enum ds_irq irq)
 {
-	struct ds_cpu *cpu;
+	struct ds_cpu *cpu = this_cpu();
 
-	if (!thread_of(bpf_get_current_task_btf()))
-		return 0;
-	cpu = this_cpu();
-	if (!cpu || (irq == HARD_IRQ && cpu->irq == SOFT_IRQ))
-		return 0;
-	cpu->irq = irq;
-	cpu->irq_start_ns = bpf_ktime_get_ns();
-	return 0;
+	if (cpu && thread_of(bpf_get_current_task_btf()) &&
+	    !(irq == HARD_IRQ && cpu->irq == SOFT_IRQ)) {
+		cpu->irq = irq;
+		cpu->irq_start_ns = bpf_ktime_get_ns();
+	}
+	return glanced(cpu);
 }
 
 static __always_inline int end(enum ds_irq irq)
 {
 	struct ds_thread *t = thread_of(bpf_get_current_task_btf());
 	struct ds_interval i = { DS_IRQ };
-	struct ds_cpu *cpu;
+	struct ds_cpu *cpu = this_cpu();
 
-	if (!t)
-		return 0;
-	cpu = this_cpu();
-	if (!cpu || cpu->irq != irq)
-		return 0;
+	if (!t || !cpu || cpu->irq != irq)
+		return glanced(cpu);
 	cpu->irq = NO_IRQ;
 	i.start = cpu->irq_start_ns;
 	i.end = bpf_ktime_get_ns();
@@ -103,7 +98,7 @@ int on_tick_end(__u64 *ctx)
 		steal = BPF_CORE_READ(task, se.cfs_rq, rq, prev_steal_time);
 	before = cpu->steal_ns;
 	if (steal == before && cpu->steal_seen)
-		return 0;
+		return glanced(cpu);
 	cpu->steal_ns = steal;
 	t = thread_of(task);
 	if (t && cpu->steal_seen) {

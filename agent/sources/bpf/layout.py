@@ -16,7 +16,9 @@ STATE_BITS = 5
 MAX_THREADS = 4096
 
 _SUM = np.dtype([("ns", "u8"), ("start_ns", "u8"), ("end_ns", "u8"), ("count", "u8")])
-_THREAD_SUMS = np.dtype([("generation", "u8"), ("step", "u8"), ("kinds", _SUM, (THREAD_KINDS,))])
+_THREAD_SUMS = np.dtype(
+    [("generation", "u8"), ("step", "u8"), ("used", "u8"), ("kinds", _SUM, (THREAD_KINDS,))]
+)
 THREAD = np.dtype(
     [
         ("since_state", "u8"),
@@ -24,6 +26,8 @@ THREAD = np.dtype(
         ("run_start_ns", "u8"),
         ("run_step", "u8"),
         ("fault_ns", "u8"),
+        ("file_fault_ns", "u8"),
+        ("disk_ns", "u8"),
         ("reclaim_ns", "u8"),
         ("waker_pid", "u4"),
         ("waker_tid", "u4"),
@@ -52,6 +56,7 @@ CPU = np.dtype(
         ("switches", "u8"),
         ("wakings", "u8"),
         ("others", "u8"),
+        ("glances", "u8"),
         ("timer_ns", "u8"),
         ("irq_start_ns", "u8"),
         ("irq", "u4"),

@@ -180,7 +180,7 @@ class BpfObject:
 
     def __init__(self, library: Library, path: Path) -> None:
         self._library, self._c, self._path = library, library.calls, path
-        self._links: list[int] = []
+        self._links: dict[str, list[int]] = {}  # by program
         library.take_log()
         self._object: int | None = self._c.bpf_object__open_file(os.fsencode(path), None)
         if not self._object:
@@ -284,8 +284,13 @@ class BpfObject:
     def _keep(self, program: str, link: int | None) -> int:
         if not link:
             raise self._unavailable(f"cannot attach {program}", ctypes.get_errno())
-        self._links.append(link)
+        self._links.setdefault(program, []).append(link)
         return int(self._c.bpf_link__fd(link))
+
+    def detach(self, program: str) -> None:
+        """It stays loaded, and may be attached again."""
+        for link in self._links.pop(program, ()):
+            self._c.bpf_link__destroy(link)
 
     def runs(self, program: str) -> tuple[int, int]:
         """How often it ran while the kernel was asked to time it, and nanoseconds in all."""
@@ -309,8 +314,8 @@ class BpfObject:
         return Map(self._library, self._find("map", name))
 
     def close(self) -> None:
-        while self._links:
-            self._c.bpf_link__destroy(self._links.pop())
+        for program in list(self._links):
+            self.detach(program)
         if self._object:
             self._c.bpf_object__close(self._object)
             self._object = None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dsagent.agent.errors import SourceUnavailable
-from dsagent.agent.probes import OBJECTS, PROBES, Probe, Program
+from dsagent.agent.probes import OBJECTS, PROBES, Probe, Program, Tier, probes_of, programs_of
 from dsagent.agent.sources.bpf import perf
 from dsagent.agent.sources.bpf.libbpf import BpfObject, Library
 
@@ -30,6 +30,8 @@ class Loaded:
         self._library = library
         self._folder, self._constants, self._entries = folder, constants, entries
         self._objects: dict[str, BpfObject] = {}
+        self._attached: set[str] = set()
+        self.tier: Tier = "core"
         self.missing: dict[str, str] = {}  # program → why it does not run
         self.scan_fd = -1
         try:
@@ -38,9 +40,9 @@ class Loaded:
             self.close()
             raise
 
-    def attach(self) -> None:
-        """Attach the first object's programs, then load and attach the others. Raises
-        SourceUnavailable where the first one's cannot be attached."""
+    def attach(self, tier: Tier) -> None:
+        """Attach the first object's programs, then load the others, and attach those of `tier`.
+        Raises SourceUnavailable where the first one's cannot be attached."""
         for program in OBJECTS[_BASE]:
             link_fd = self.base.attach(program.name)
             if program.hook.startswith("iter:"):
@@ -51,11 +53,20 @@ class Loaded:
             except SourceUnavailable as error:
                 for program in OBJECTS[name]:
                     self.missing.setdefault(program.name, str(error))
-                continue
-            for program in OBJECTS[name]:
-                if program.name not in self.missing:
-                    self._attach(self._objects[name], program)
+        self.set_tier(tier)
         self._library.forget_types()
+
+    def set_tier(self, tier: Tier) -> None:
+        """Attach what `tier` has beside the first object's programs, detach what it has not."""
+        self.tier = tier
+        wanted = programs_of(tier) - self.missing.keys()
+        for name in list(OBJECTS)[1:]:
+            for program in OBJECTS[name]:
+                if program.name in wanted - self._attached:
+                    self._attach(self._objects[name], program)
+                elif program.name in self._attached - wanted:
+                    self._objects[name].detach(program.name)
+                    self._attached.remove(program.name)
 
     def _load(self, name: str) -> BpfObject:
         loaded = BpfObject(self._library, self._folder / f"{name}.bpf.o")
@@ -96,7 +107,9 @@ class Loaded:
                     loaded.attach_perf(program.name, fd)
             else:
                 loaded.attach(program.name)
+            self._attached.add(program.name)
         except (SourceUnavailable, OSError) as error:
+            loaded.detach(program.name)  # from the CPUs where it could be attached
             self.missing[program.name] = str(error)
 
     def runs(self, program: str) -> tuple[int, int]:
@@ -115,8 +128,13 @@ class Loaded:
         return reasons[0]
 
     def lost_probes(self) -> dict[str, str]:
-        """probe → why it does not work."""
-        return {probe.name: reason for probe in PROBES if (reason := self.why_not(probe))}
+        """Of the tier, probe → why it does not work."""
+        names = probes_of(self.tier)
+        return {
+            probe.name: reason
+            for probe in PROBES
+            if probe.name in names and (reason := self.why_not(probe))
+        }
 
     def close(self) -> None:
         """Detach and free everything; the first object, whose maps the others use, last."""

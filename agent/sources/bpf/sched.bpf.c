@@ -90,7 +90,8 @@ leave(struct ds_cpu *cpu, struct ds_thread *t, struct task_struct *task, __u32 s
 	}
 	t->run_step = step;
 	t->cpu = bpf_get_smp_processor_id();
-	if (t->named != shared.generation) {
+	/* A thread takes its name after it has begun, and one that ends can be asked no more. */
+	if (t->named != shared.generation || state & STATE_DEAD) {
 		t->named = shared.generation;
 		bpf_probe_read_kernel(t->comm, sizeof(t->comm), task->comm);
 	}
@@ -100,7 +101,10 @@ leave(struct ds_cpu *cpu, struct ds_thread *t, struct task_struct *task, __u32 s
 		give_back(t, task);
 		return;
 	}
-	enter(t, why(task, state, preempted), now);
+	kind = why(task, state, preempted);
+	if (kind == DS_OFF_DISK)
+		t->disk_ns = now;
+	enter(t, kind, now);
 }
 
 static __always_inline void arrive(struct ds_cpu *cpu, struct ds_thread *t, __u64 step, __u64 now)
@@ -164,32 +168,42 @@ int on_switch(__u64 *ctx)
 	if (in)
 		arrive(cpu, in, last_step(in), now);
 	if ((++cpu->switches & 63) == 0)
-		cpu->cost_ns += (bpf_ktime_get_ns() - now) << 6;
+		time_run(cpu, now);
 	return 0;
+}
+
+/* Who wakes a thread that waits in futex; a timer, which has just expired, is nobody. */
+static __always_inline void
+remember_waker(struct ds_thread *t, struct task_struct *task, bool timer)
+{
+	struct task_struct *waker = bpf_get_current_task_btf();
+	struct ds_thread *sibling = thread_of(waker);
+	bool wakes = !timer && wakes_futexes(waker, sibling && waker->tgid == task->tgid);
+
+	t->waker_pid = !wakes ? 0 : sibling ? sibling->pid : waker->tgid;
+	t->waker_tid = !wakes ? 0 : sibling ? sibling->tid : waker->pid;
 }
 
 /* sched_waking runs where the waker runs, sched_wakeup perhaps elsewhere. */
 SEC("tp_btf/sched_waking")
 int on_waking(__u64 *ctx)
 {
-	struct task_struct *task = (void *)ctx[0], *waker;
-	struct ds_thread *t = thread_of(task), *sibling;
+	struct task_struct *task = (void *)ctx[0];
+	struct ds_thread *t = thread_of(task);
 	struct ds_cpu *cpu = this_cpu();
+	enum ds_kind kind;
 	__u64 now;
-	bool wakes;
 
 	if (!t || !cpu)
-		return 0;
+		return glanced(cpu);
 	now = bpf_ktime_get_ns();
-	waker = bpf_get_current_task_btf();
-	sibling = thread_of(waker);
-	wakes = now - cpu->timer_ns > TIMER_NS &&
-		wakes_futexes(waker, sibling && waker->tgid == task->tgid);
-	t->waker_pid = !wakes ? 0 : sibling ? sibling->pid : waker->tgid;
-	t->waker_tid = !wakes ? 0 : sibling ? sibling->tid : waker->pid;
+	kind = t->since_state & ((1 << STATE_BITS) - 1);
+	/* It may not have been switched out yet. */
+	if (kind == DS_OFF_FUTEX || kind == DS_ONCPU || kind == DS_UNKNOWN)
+		remember_waker(t, task, now - cpu->timer_ns <= TIMER_NS);
 	*(volatile __u64 *)&t->waking_ns = now;
 	if ((++cpu->wakings & 63) == 0)
-		cpu->cost_ns += (bpf_ktime_get_ns() - now) << 6;
+		time_run(cpu, now);
 	return 0;
 }
 
@@ -209,7 +223,7 @@ int on_tick(__u64 *ctx)
 	now = bpf_ktime_get_ns();
 	cpu->timer_ns = now;
 	if (cpu->running_tid == task->pid)
-		return 0;
+		return glanced(cpu);
 	t = thread_of(task);
 	if (t) {
 		missed(cpu, t);
@@ -270,6 +284,8 @@ track(struct task_struct *task, __u32 word, enum ds_kind kind, __u64 now)
 	t->cpu = -1;
 	t->waking_ns = 0;
 	t->fault_ns = 0;
+	t->file_fault_ns = 0;
+	t->disk_ns = 0;
 	t->reclaim_ns = 0;
 	t->run_start_ns = now;
 	t->waker_pid = 0;

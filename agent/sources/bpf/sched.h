@@ -80,6 +80,7 @@ struct ds_sum {
 struct ds_thread_sums {
 	__u64 generation;
 	__u64 step;
+	__u64 used; /* bit `kind` is set where kinds[kind].count is not 0: most are, and stay cold */
 	struct ds_sum kinds[THREAD_KINDS];
 };
 
@@ -88,7 +89,9 @@ struct ds_thread {
 	__u64 waking_ns; /* when it was last made runnable */
 	__u64 run_start_ns; /* when it was last switched in */
 	__u64 run_step; /* the step when it was last switched in or out */
-	__u64 fault_ns; /* when the page fault that it handles began; 0: none */
+	__u64 fault_ns; /* when the page fault that it handles began; 0: none, or nobody looked */
+	__u64 file_fault_ns; /* when it last asked for a page of a file that was not mapped */
+	__u64 disk_ns; /* when it last began to wait for a device */
 	__u64 reclaim_ns; /* when it began to free memory; 0: it does not */
 	__u32 waker_pid;
 	__u32 waker_tid;
@@ -130,6 +133,7 @@ struct ds_cpu {
 	__u64 switches;
 	__u64 wakings;
 	__u64 others; /* runs of the programs beside those two */
+	__u64 glances; /* runs, of any of them, that looked and left */
 	__u64 timer_ns; /* when a timer last expired here */
 	__u64 irq_start_ns; /* of the interrupt on top of a thread of the target */
 	__u32 irq; /* enum ds_irq */

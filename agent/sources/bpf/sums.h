@@ -22,16 +22,24 @@ send_sums(struct ds_cpu *cpu, struct ds_thread *t, struct ds_thread_sums *sums)
 		return 0;
 	for (int kind = DS_ONCPU; kind < THREAD_KINDS; kind++) {
 		struct ds_sum *sum = &sums->kinds[kind];
-		struct ds_fact fact = {
-			.kind = kind, .exact = sum->count == 1, .cpu = -1, .count = sum->count,
-			.pid = t->pid, .tid = t->tid, .step = sums->step,
-			.start_ns = sum->start_ns, .end_ns = sum->end_ns, .ns = sum->ns,
-		};
+		struct ds_fact fact = {};
 
-		if (sum->count)
-			send(cpu, &fact);
+		if (!(sums->used >> kind & 1))
+			continue;
+		fact.kind = kind;
+		fact.exact = sum->count == 1;
+		fact.cpu = -1;
+		fact.count = sum->count;
+		fact.pid = t->pid;
+		fact.tid = t->tid;
+		fact.step = sums->step;
+		fact.start_ns = sum->start_ns;
+		fact.end_ns = sum->end_ns;
+		fact.ns = sum->ns;
+		send(cpu, &fact);
 		sum->count = 0;
 	}
+	sums->used = 0;
 	return 0;
 }
 
@@ -44,7 +52,9 @@ sums_of(struct ds_cpu *cpu, struct ds_thread *t, __u64 step)
 
 	if (sums->generation != generation) { /* user space has read what was in it */
 		for (int kind = 0; kind < THREAD_KINDS; kind++)
-			sums->kinds[kind].count = 0;
+			if (sums->used >> kind & 1)
+				sums->kinds[kind].count = 0;
+		sums->used = 0;
 		sums->generation = generation;
 		sums->step = step;
 	} else if (sums->step != step) {
@@ -57,9 +67,11 @@ sums_of(struct ds_cpu *cpu, struct ds_thread *t, __u64 step)
 static __always_inline void
 add(struct ds_cpu *cpu, struct ds_thread *t, enum ds_kind kind, __u64 start, __u64 end, __u64 step)
 {
-	struct ds_sum *sum = &sums_of(cpu, t, step)->kinds[kind];
+	struct ds_thread_sums *sums = sums_of(cpu, t, step);
+	struct ds_sum *sum = &sums->kinds[kind];
 
 	if (!sum->count) {
+		sums->used |= 1ULL << kind;
 		sum->ns = 0;
 		sum->start_ns = start;
 	}
@@ -111,7 +123,10 @@ __noinline int blame(struct ds_cpu *cpu, struct ds_interval *i, __u64 *longest)
 
 __noinline int report(struct ds_cpu *cpu, struct ds_thread *t, struct ds_interval *i)
 {
-	if (!cpu || !t || !i || i->end <= i->start)
+	if (!cpu || !t || !i || i->end < i->start)
+		return 0;
+	/* A fault whose beginning is not known counts all the same. */
+	if (i->end == i->start && i->kind != DS_MAJOR_FAULT)
 		return 0;
 	if (i->end - i->start < settings.exact_ns) {
 		__u32 kind = i->kind;

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from dsagent.agent.budget import Budget
 from dsagent.agent.errors import DsagentError, SourceUnavailable
 from dsagent.agent.facts import ClockAnchor, Readings, SourceStatus, Target
 from dsagent.agent.feeds import Feed
@@ -185,18 +184,3 @@ def test_a_sink_that_raises_elsewhere_is_counted_too(at: str) -> None:
     assert by_name["bad"].failed > 0
     assert "ValueError: bug" in by_name["bad"].reason
     assert len(bad.stopped_s) == 1
-
-
-def test_a_budget_is_patient_switches_off_what_costs_and_says_once() -> None:
-    budget = Budget(0.01)
-    assert budget.judge(0.005, 0.004) == "within"
-    assert budget.judge(0.02, 0.004) == "look more rarely"
-    assert budget.judge(0.02, 0.004) == "say so"  # the kernel source costs little
-    assert budget.judge(0.02, 0.004) == "look more rarely"
-    # It grew dear only later: more than the first two windows are judged.
-    assert budget.judge(0.03, 0.02) == "switch the kernel source off"
-    assert budget.judge(0.02, None) == "look more rarely"
-    assert budget.judge(0.02, None) == "look more rarely"  # said already
-    assert budget.judge(0.01, None) == "within"
-    assert budget.judge(0.02, None) == "look more rarely"
-    assert budget.judge(0.02, None) == "say so"

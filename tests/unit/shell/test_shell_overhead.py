@@ -56,12 +56,13 @@ def test_in_a_pid_namespace_we_would_not_find_ourselves(
 def test_windows(cpu_ns: list[int]) -> None:
     meter = OverheadMeter(os.getpid(), 0, sees_displacement=False)
     assert not meter.update(WINDOW_NS - 1, 0, 0)
-    assert meter.window_ratio is None
+    assert meter.window is None
     cpu_ns[0] = WINDOW_NS // 10
     assert meter.update(WINDOW_NS, 0, 0)
-    assert meter.window_ratio == pytest.approx(0.05)
+    assert meter.window is not None
+    assert meter.window.ratio == meter.window.agent_ratio == pytest.approx(0.05)
     assert meter.update(2 * WINDOW_NS, 0, 0)
-    assert meter.window_ratio == 0.0
+    assert meter.window.ratio == 0.0
     assert meter.ratio == pytest.approx(0.025)
 
 
@@ -70,3 +71,38 @@ def test_parts() -> None:
     assert hooks_ns(10, 640) == 10 * overhead.HOOK_NS + 640 * overhead.HOOK_NS_A_SHARE
     assert cpu_overlap_ratio(frozenset({0, 1}), frozenset({1, 2})) == 0.5
     assert cpu_overlap_ratio(frozenset({3}), frozenset({1, 2})) == 0.0
+
+
+def test_the_switches_of_the_machine_are_counted_by_window(
+    cpu_ns: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = overhead._switches()
+    os.sched_yield()
+    assert overhead._switches() >= real > 0
+    counted = iter((1_000, 6_000, 6_500))
+    monkeypatch.setattr(overhead, "_switches", lambda: next(counted))
+    meter = OverheadMeter(os.getpid(), 0, sees_displacement=False)
+    meter.update(WINDOW_NS, 0, 0)
+    assert meter.window is not None
+    assert meter.window.switches_per_s == pytest.approx(1_000)
+    meter.update(2 * WINDOW_NS, WINDOW_NS // 100, WINDOW_NS // 50)
+    assert meter.window.switches_per_s == pytest.approx(100)
+    assert meter.window.kernel_ratio == pytest.approx(0.005)
+    assert meter.window.hooks_ratio == pytest.approx(0.02)
+    assert meter.window.ratio == pytest.approx(0.025)
+
+
+def test_each_span_of_time_is_counted_as_it_could_be_seen_then(
+    cpu_ns: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overhead, "INITIAL_PID_NAMESPACE", os.stat("/proc/self/ns/pid").st_ino)
+    meter = OverheadMeter(os.getpid(), 0, sees_displacement=True)
+    cpu_ns[0] = S
+    meter.update(10 * S, 0, 0)
+    assert meter.ratio == 0.0  # nobody waited for us
+    meter.see_displacement(False)
+    cpu_ns[0] = 2 * S
+    meter.update(20 * S, 0, 0)
+    assert meter.window is not None
+    assert meter.window.agent_ratio == pytest.approx(0.05)
+    assert meter.ratio == pytest.approx(0.025)

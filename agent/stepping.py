@@ -1,0 +1,54 @@
+"""Acts on the budget's verdicts: the kernel source looks at less or more, and it is said."""
+
+from __future__ import annotations
+
+from dsagent.agent.budget import Action, Budget, Level
+from dsagent.agent.facts import Event
+from dsagent.agent.feeds import Feeds
+from dsagent.agent.overhead import Window
+from dsagent.agent.probes import Tier
+
+_LOOKS = "the kernel source looks at tier {}"
+
+
+class Stepping:
+    """Keeps the cost of looking within `max_ratio` of the target's time."""
+
+    def __init__(self, feeds: Feeds, max_ratio: float, tier: Tier) -> None:
+        self._feeds = feeds
+        self._max_ratio = max_ratio
+        self._asked = tier
+        self._budget = Budget(max_ratio, tier)
+
+    def judge(self, window: Window, now_ns: int) -> tuple[Action, list[Event]]:
+        """After each window of the overhead meter."""
+        kernel = self._feeds.feed("kernel")
+        before = self._budget.level
+        verdict = self._budget.judge(window, runs=kernel.runs)
+        cost = f"overhead is {window.ratio:.2%}, --max-overhead {self._max_ratio:.2%}"
+        match verdict.action:
+            case "step down":
+                state = self._look_at(verdict.level, f"stepped down from {before}: {cost}")
+                name, message = "agent.over_budget", f"{state}: {cost}"
+            case "step up":
+                assert verdict.predicted_ratio is not None
+                expected = f"expected to cost {verdict.predicted_ratio:.2%}"
+                back = "" if verdict.level == self._asked else f"back up from {before}: {expected}"
+                state = self._look_at(verdict.level, back)
+                name, message = "agent.within_budget", f"{state} again: {expected}; {cost}"
+            case "say so":
+                name = "agent.over_budget"
+                message = f"{cost}, and nothing that could be switched off would mend it"
+            case _:
+                return verdict.action, []
+        return verdict.action, [Event(name, now_ns, message)]
+
+    def _look_at(self, level: Level, why: str) -> str:
+        """Has the kernel source do so; says what it does then."""
+        if level == "off":
+            self._feeds.kernel_off(why)
+            return "source kernel is off"
+        reason = f"tier {level}, {why}" if why else ""
+        self._feeds.kernel_look_at(level, reason)
+        kernel = self._feeds.feed("kernel")
+        return _LOOKS.format(level) if kernel.runs else f"source kernel: {kernel.status().reason}"
