@@ -116,7 +116,7 @@ def agent(pid: int, directory: Path) -> Iterator[Observed]:
     """Attaches for the length of the block; what it found is there after it. What is scored is
     what it says with all its eyes open: what that costs is `make bench`'s business."""
     command = [str(DSAGENT), "attach", str(pid), "--record", str(directory), "--json"]
-    command += ["--max-overhead", "50%"]
+    command += ["--max-overhead", "50%", "--tier", "full"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     observed = Observed(directory)
     try:
