@@ -93,6 +93,7 @@ def own_cost(seconds: float) -> dict[str, Any]:
     with (
         subprocess.Popen([sys.executable, str(PACED)], stderr=subprocess.PIPE, text=True) as paced,
         tempfile.TemporaryDirectory() as directory,
+        tempfile.TemporaryDirectory() as another,
     ):
         try:
             wait_for_line(paced, "pacing")
@@ -101,6 +102,7 @@ def own_cost(seconds: float) -> dict[str, Any]:
                 ("bare", []),
                 ("recording", ["--record", directory]),
                 ("prometheus", ["--prometheus", "127.0.0.1:0"]),
+                ("both", ["--record", another, "--prometheus", "127.0.0.1:0"]),
             ):
                 with attached(paced.pid, *flags) as process:
                     time.sleep(seconds)
