@@ -408,6 +408,9 @@ class Session:
 
 
 def _one_array(brought: Sequence[Readings]) -> Facts:
+            case "detach":
+                self.stop()
+                return {}
     arrays = [readings.facts for readings in brought if len(readings.facts)]
     if len(arrays) > 1:
         return np.concatenate(arrays)

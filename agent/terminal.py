@@ -54,6 +54,14 @@ def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(each, leave_at_once)
 
 
+def agrees(question: str) -> bool | None:
+    """Whether the person at the terminal says yes; None where there is no person."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+    streams.tell(f"{question} [y/N] ")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 class Progress:
     """One line on stderr, rewritten in place on a terminal; elsewhere only what `say` says."""
 

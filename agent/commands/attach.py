@@ -23,6 +23,15 @@ def attach(
             metavar="BYTES", min=1 << 20, callback=size_bytes, help="The oldest goes beyond this."
         ),
     ] = 512 << 20,
+    instrument: Annotated[
+        Literal["auto", "plugin", "inject"],
+        option(
+            metavar="auto|plugin|inject",
+            help="inject: put hooks into a vLLM that was started without them; "
+            "`dsagent detach` takes them out.",
+        ),
+    ] = "auto",
+    yes: Annotated[bool, option("--yes", help="Inject without asking.")] = False,
     duration: Annotated[
         float | None,
         option(metavar="SECONDS", min=0.1, callback=seconds, help="End so long after attaching."),
@@ -81,6 +90,7 @@ def attach(
       dsagent attach 4242
       dsagent attach 4242 --record run1 --prometheus
       dsagent attach 4242 --duration 60 --json
+      dsagent attach 4242 --instrument inject
     """
     from dsagent.agent import settings, terminal
     from dsagent.agent.feeds import DISPENSABLE
@@ -93,6 +103,10 @@ def attach(
     left_out = settings.parse_names(without, DISPENSABLE)
     scraped_at = settings.listen_address(prometheus)
     progress = terminal.Progress()
+    if instrument == "inject":
+        from dsagent.agent.inject.way_in import inject
+
+        inject(pid, progress.say, terminal.agrees if not yes else None)
     target = resolve_starting(pid, progress.say)
     options = OutletOptions(
         record=record,

@@ -1,0 +1,44 @@
+"""`dsagent detach`: ends the agent of a server, and takes out the hooks that were injected."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsagent.agent.settings import option
+
+
+def detach(
+    pid: Annotated[int, typer.Argument(metavar="PID", min=1, help="Any process of the server.")],
+    json: Annotated[bool, option("--json", help="Print one JSON document.")] = False,
+) -> int:
+    """Take out of a server what `attach --instrument inject` has put into it.
+
+    An agent that watches the server is ended first. What the server had
+    before is there again, the same objects; nothing of ours is left.
+
+    \b
+    Examples:
+      dsagent detach 4242
+    """
+    from dsagent.agent import terminal
+    from dsagent.agent.errors import FINDINGS, USAGE, DsagentError
+    from dsagent.agent.inject import way_in
+
+    progress = terminal.Progress()
+    found = way_in.processes(pid)
+    ended = way_in.end_agent(found)
+    if ended:
+        progress.say("the agent has ended")
+    done = []
+    for each in way_in.take(found):
+        progress.say(each.line)
+        done.append(each)
+    if json:
+        terminal.put_json({"agent_ended": ended, "processes": [each.document() for each in done]})
+    if any(each.failed for each in done):
+        return FINDINGS
+    if not ended and all(each.nothing for each in done):
+        raise DsagentError(f"nothing was injected into the server of {pid}", exit_code=USAGE)
+    return 0
