@@ -233,6 +233,10 @@ class Session:
                 target=self.target,
                 anchor=anchor,
                 now_ns=now_ns,
+                attached_ns=self._attached_ns,
+                due_ns=due_ns,
+                facts_complete_ns=_facts_complete_ns(brought),
+                opened=tuple(opened for readings in brought for opened in readings.opened),
                 accounts=tuple(accounts),
                 steps=tuple(step for readings in brought for step in readings.steps),
                 rank_steps=tuple(step for readings in brought for step in readings.rank_steps),
@@ -405,6 +409,11 @@ class Session:
             case "why":
                 return self.ledger.why(now_ns=now_ns, last_ns=last_ns)
         raise DsagentError("not a request this agent understands", exit_code=USAGE)
+
+
+def _facts_complete_ns(brought: Sequence[Readings]) -> int | None:
+    told = [r.facts_complete_ns for r in brought if r.facts_complete_ns is not None]
+    return told[-1] if told else None
 
 
 def _one_array(brought: Sequence[Readings]) -> Facts:

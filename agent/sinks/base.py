@@ -17,7 +17,7 @@ from dsagent.agent.facts import (
     Target,
     no_facts,
 )
-from dsagent.instrumentation.records import RankStep, Step
+from dsagent.instrumentation.records import RankStep, RequestOpen, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,10 @@ class Explained:
     target: Target
     anchor: ClockAnchor
     now_ns: int
+    attached_ns: int = 0
+    due_ns: int = 0  # what was due by then is accounted for
+    facts_complete_ns: int | None = None
+    opened: tuple[RequestOpen, ...] = ()
     accounts: tuple[Account, ...] = ()
     steps: tuple[Step, ...] = ()
     rank_steps: tuple[RankStep, ...] = ()

@@ -176,6 +176,7 @@ class RecordingSink:
             self._next_number += 1
         if "target" not in self._run:
             self._run["target"] = _target_json(batch.target)
+            self._run["attached_ns"] = batch.attached_ns
             write_meta(self._directory, self._meta)
         if len(self._names) < MAX_NAMES:
             self._names.update(batch.names)
@@ -184,6 +185,9 @@ class RecordingSink:
         added = segment.add(schema.STEPS, (rows.step_row(step, anchor) for step in batch.steps))
         for step in batch.steps:
             added += segment.add(schema.SHARES, rows.share_rows(step))
+        added += segment.add(schema.RANKS, map(rows.rank_row, batch.rank_steps))
+        added += segment.add(schema.OPENS, map(rows.open_row, batch.opened))
+        added += segment.add(schema.POLLS, [rows.poll_row(batch)])
         if len(batch.facts):
             columns = rows.kernel_columns(batch.facts, self._names, anchor)
             added += segment.add_columns(schema.KERNEL, columns)

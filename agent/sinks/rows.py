@@ -9,8 +9,8 @@ import numpy as np
 
 from dsagent.agent.account import Account, DelayedBy, Part, culprit_json, part_json
 from dsagent.agent.facts import ClockAnchor, Event, Facts, Kind, Sample, SourceStatus
-from dsagent.agent.sinks.base import SinkStatus
-from dsagent.instrumentation.records import Step
+from dsagent.agent.sinks.base import Explained, SinkStatus
+from dsagent.instrumentation.records import RankStep, RequestOpen, Step
 
 Row = tuple[Any, ...]
 
@@ -137,6 +137,48 @@ def share_rows(step: Step) -> Iterator[Row]:
         )
 
 
+def rank_row(ran: RankStep) -> Row:
+    return (
+        ran.engine_id,
+        ran.step_id,
+        ran.rank,
+        ran.pid,
+        ran.tid,
+        ran.start_ns,
+        ran.end_ns,
+        ran.device_ns,
+    )
+
+
+def open_row(opened: RequestOpen) -> Row:
+    parent = opened.parent_span_id
+    return (
+        f"{opened.trace_id:032x}",
+        f"{opened.span_id:016x}",
+        opened.request_id,
+        opened.request_key,
+        None if parent is None else f"{parent:016x}",
+        opened.sampled,
+        opened.received_ns,
+        opened.pid,
+        opened.tid,
+    )
+
+
+def poll_row(batch: Explained) -> Row:
+    return (
+        batch.anchor.unix(batch.now_ns),
+        batch.now_ns,
+        batch.due_ns,
+        batch.facts_complete_ns,
+        len(batch.opened),
+        len(batch.rank_steps),
+        len(batch.steps),
+        len(batch.facts),
+        len(batch.accounts),
+    )
+
+
 def kernel_columns(facts: Facts, names: Mapping[int, str], anchor: ClockAnchor) -> list[Any]:
     """The facts column by column: there may be thousands, so numpy does most of it."""
     kinds = [_KIND_NAMES.get(kind, "unknown") for kind in facts["kind"].tolist()]
@@ -151,6 +193,7 @@ def kernel_columns(facts: Facts, names: Mapping[int, str], anchor: ClockAnchor) 
         facts["culprit_pid"].astype(np.int64),
         facts["culprit_tid"].astype(np.int64),
         [names.get(pid) for pid in facts["culprit_pid"].tolist()],
+        [names.get(tid) for tid in facts["culprit_tid"].tolist()],
         facts["step_id"],
         facts["start_ns"] + (anchor.unix_ns - anchor.mono_ns),
         facts["start_ns"],

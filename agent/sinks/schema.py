@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION = 1
+VERSION = 2
 PART_SUFFIX = ".part"  # of a file not yet closed
 
 EVIDENCE = "list<struct<source string, fact string, value double, unit string>>"
@@ -165,6 +165,47 @@ SHARES = Table(
         Column("recompute", "bool", "computed before, then preempted"),
     ),
 )
+RANKS = Table(
+    "ranks",
+    "What one worker rank did for a step.",
+    (
+        *_STEP_IDS,
+        Column("rank", "int64", "which one"),
+        Column("pid", "int64", "of the rank"),
+        Column("tid", "int64", "of its loop's thread"),
+        _ns("start_ns", "begin"),
+        _ns("end_ns", "end"),
+        _ns("device_ns", "the device's part of it", True),
+    ),
+)
+OPENS = Table(
+    "opens",
+    "One row a request that has begun, ended since or not.",
+    (
+        *_REQUEST_IDS,
+        Column("request_key", "uint64", "joins with requests and shares"),
+        Column("parent_span_id", "string", "of the caller, 16 hex digits", True),
+        Column("sampled", "bool", "the caller's flag; null without context", True),
+        _ns("received_ns", "the handler was entered"),
+        Column("pid", "int64", "of the front end"),
+        Column("tid", "int64", "of the front end's thread"),
+    ),
+)
+POLLS = Table(
+    "polls",
+    "One row a time the agent looked: what came in together, and was accounted for then. With it "
+    "a recording can be attributed anew, to the same accounts.",
+    (
+        *_READ_AT,
+        _ns("due_ns", "the time by which requests were held to be due"),
+        _ns("facts_complete_ns", "until when the kernel's facts are complete", True),
+        _count("opens", "rows of opens"),
+        _count("ranks", "rows of ranks"),
+        _count("steps", "rows of steps"),
+        _count("kernel", "rows of kernel"),
+        _count("requests", "rows of requests"),
+    ),
+)
 KERNEL = Table(
     "kernel",
     "What the kernel did to a thread of the target.",
@@ -179,6 +220,7 @@ KERNEL = Table(
         Column("culprit_pid", "int64", "who had the CPU, or woke it; 0: unknown"),
         Column("culprit_tid", "int64", "likewise"),
         Column("culprit", "string", "its name, where known", True),
+        Column("culprit_thread", "string", "the name of culprit_tid, where known", True),
         Column("step_id", "uint64", "the step running when it ended; 0: none"),
         _ns("start_unix_ns", "start_ns on the wall clock"),
         _ns("start_ns", "begin"),
@@ -215,7 +257,7 @@ STATUSES = Table(
     ),
 )
 # In the order in which a segment's files are closed: who sees its requests sees all of it.
-TABLES = (STEPS, SHARES, KERNEL, SAMPLES, STATUSES, PARTS, REQUESTS)
+TABLES = (STEPS, SHARES, RANKS, KERNEL, OPENS, SAMPLES, STATUSES, POLLS, PARTS, REQUESTS)
 
 
 def arrow_type(text: str) -> pa.DataType:

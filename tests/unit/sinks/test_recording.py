@@ -24,6 +24,7 @@ from dsagent.agent.sinks.base import SinkStatus
 from dsagent.agent.sinks.reader import read_accounts
 from dsagent.agent.sinks.recording import RecordingSink
 from dsagent.agent.sinks.schema import TABLES
+from dsagent.instrumentation.records import RankStep, RequestOpen
 
 ROOT = Path(__file__).resolve().parents[3]
 RICH = replace(
@@ -96,6 +97,8 @@ def test_duckdb_reads_every_table(tmp_path: Path) -> None:
         batch(
             accounts=(RICH, account("other")),
             steps=(step(1, ("rich", "other")), step(2)),
+            rank_steps=(RankStep(5, 1, 0, 4244, 4244, 2050 * S, 2050 * S + 9),),
+            opened=(RequestOpen(7, "req-7", 8, 9, None, None, 2050 * S, 4242, 4242),),
             facts=facts,
             names={11: "engine-loop", 777: "stress-ng"},
             samples=(Sample("hw.power", 70.5, 2000 * S, {"hw.id": "GPU-1"}),),
@@ -256,7 +259,7 @@ def test_a_folder_is_taken_once_and_must_be_a_recording(
         ("[" * 100_000, "not JSON"),
         ("[]", "not of a recording"),
         ('{"format": "dsagent recording", "version": 99}', "version 99"),
-        ('{"format": "dsagent recording", "version": 1, "runs": [3]}', "runs"),
+        ('{"format": "dsagent recording", "version": 2, "runs": [3]}', "runs"),
     ],
 )
 def test_what_is_no_recording_is_one_clear_line(

@@ -1,0 +1,78 @@
+"""A recording of the recorded facts is attributed anew to the accounts that were made live."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made import ANCHOR, TARGET
+
+from dsagent.agent.account import Account
+from dsagent.agent.accountant import Accountant
+from dsagent.agent.again import attribute_again
+from dsagent.agent.errors import DsagentError
+from dsagent.agent.facts import SourceStatus
+from dsagent.agent.sinks.base import Explained
+from dsagent.agent.sinks.recording import RecordingSink
+
+from replay import _readings, recorded  # isort: skip  # of the laboratory
+
+
+def record_live(directory: Path, *, without: str = "") -> list[Account]:
+    """The accounts made poll by poll, with all that came recorded beside."""
+    lines = recorded()
+    attached_ns = next(lines)["attached_ns"]
+    accountant = Accountant(attached_ns)
+    if without:
+        accountant.source_off(without)
+    sink = RecordingSink(directory)
+    sink.start()
+    made: list[Account] = []
+    for poll in lines:
+        now_ns, brought = poll["now_ns"], [_readings(each) for each in poll["readings"]]
+        for readings in brought:
+            accountant.add(readings)
+        accounts = accountant.due(now_ns)
+        made += accounts
+        told = [r.facts_complete_ns for r in brought if r.facts_complete_ns is not None]
+        facts = [readings.facts for readings in brought if len(readings.facts)]
+        base = Explained(TARGET, ANCHOR, now_ns, attached_ns=attached_ns, due_ns=now_ns)
+        sink.take(
+            replace(
+                base,
+                facts_complete_ns=told[-1] if told else None,
+                accounts=tuple(accounts),
+                opened=tuple(each for readings in brought for each in readings.opened),
+                steps=tuple(step for readings in brought for step in readings.steps),
+                facts=facts[0] if facts else base.facts,
+                names={n: name for readings in brought for n, name in readings.names.items()},
+                sources=(SourceStatus(without, "failed"),) if without else (),
+            )
+        )
+    sink.stop(30.0)
+    assert sink.status().dropped == sink.status().failed == 0
+    return made
+
+
+@pytest.mark.parametrize("without", ["", "kernel"])
+def test_a_recording_is_attributed_anew_as_it_was_live(tmp_path: Path, without: str) -> None:
+    live = record_live(tmp_path / "rec", without=without)
+    again = list(attribute_again(tmp_path / "rec"))
+    assert len(again) == len(live) > 50
+    for now, before in zip(again, live, strict=True):
+        assert now == before
+
+
+def test_a_segment_that_lost_a_table_is_left_out_and_told(tmp_path: Path) -> None:
+    record_live(tmp_path / "rec")
+    (tmp_path / "rec" / "shares-00000001.parquet").write_bytes(b"PAR1 no more")
+    with pytest.raises(DsagentError, match=r"shares-00000001\.parquet: not readable"):
+        list(attribute_again(tmp_path / "rec"))
+
+
+def test_a_table_of_another_segment_makes_no_sense(tmp_path: Path) -> None:
+    record_live(tmp_path / "rec")
+    (tmp_path / "rec" / "steps-00000001.parquet").unlink()
+    with pytest.raises(DsagentError, match="holds what cannot be"):
+        list(attribute_again(tmp_path / "rec"))
