@@ -189,6 +189,7 @@ class Account:
             "prompt_tokens": record.prompt_tokens,
             "output_tokens": record.output_tokens,
             "partial": self.partial,
+            "inferred": record.inferred,
             "top_cause": None if self.top is None else self.top.cause,
             "parts": [part_json(part) for part in self.parts],
             "unattributed_ns": self.unattributed_ns,

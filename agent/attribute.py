@@ -73,6 +73,8 @@ def attribute(view: RequestView) -> Account:
     second partition to TTFT, both to the nanosecond."""
     record = view.record
     stretches = list(_walk(view))
+    if record.inferred:
+        _label_inferred(stretches)
     parts, unattributed_ns, delayed_by = sum_up(
         stretches, view.names, view.requests, view.model.clean_steps
     )
@@ -80,6 +82,8 @@ def attribute(view: RequestView) -> Account:
     ttft_unattributed_ns: int | None = None
     if record.first_sent_ns is not None:
         first = list(_until_first_token(stretches, view))
+        if record.inferred:
+            _label_inferred(first)
         ttft_parts, ttft_unattributed_ns, _ = sum_up(
             first, view.names, view.requests, view.model.clean_steps
         )
@@ -97,6 +101,14 @@ def attribute(view: RequestView) -> Account:
         step_ids=tuple(p.step.step_id for p in view.pieces if key in p.shares),
         engine_id=view.engine_id,
     )
+
+
+def _label_inferred(stretches: Sequence[Stretch]) -> None:
+    """What rests on steps that nobody told is assumed; what the kernel measured stays measured."""
+    for stretch in stretches:
+        for charge in stretch.charges:
+            if charge.how == "measured" and not charge.facts:
+                charge.how = "assumed"
 
 
 def _walk(view: RequestView) -> Iterator[Stretch]:

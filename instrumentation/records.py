@@ -70,6 +70,7 @@ class Step:
     graph: bool
     shares: tuple[Share, ...]
     shares_omitted: int = 0  # beyond the 1,024 that are written
+    inferred: bool = False  # nobody told it: made from what could be seen from outside
 
     @property
     def forward_start_ns(self) -> int:
@@ -142,6 +143,7 @@ class RequestRecord:
     finish_reason: str | None
     error: str | None
     self_exported: bool = False  # the engine's process exports its spans itself
+    inferred: bool = False  # seen from outside: ids, times and counts are those of its messages
 
     @property
     def e2e_ns(self) -> int:

@@ -51,6 +51,7 @@ def request_row(account: Account, anchor: ClockAnchor) -> Row:
         r.finish_reason,
         r.error,
         r.self_exported,
+        r.inferred,
         account.partial,
         account.finished,
         account.e2e_ns,

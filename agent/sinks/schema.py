@@ -97,6 +97,7 @@ REQUESTS = Table(
         Column("finish_reason", "string", "stop, length or abort", True),
         Column("error", "string", "error.type", True),
         Column("self_exported", "bool", "the engine exports its spans itself"),
+        Column("inferred", "bool", "seen from outside: its messages tell, not the engine"),
         Column("partial", "bool", "began before the agent attached: not in any score"),
         Column("finished", "bool", "true: only ended requests are recorded"),
         _ns("e2e_ns", "sent_ns - received_ns = sum of its parts of e2e + unattributed_ns"),
