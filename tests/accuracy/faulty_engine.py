@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import ctypes
 import json
+import mmap
 import os
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from dsagent.engine import loop, tokenizer
+from dsagent.engine import llama, loop, tokenizer
 from dsagent.instrumentation import reference
 
 Interval = tuple[int, int]
@@ -78,7 +80,26 @@ def _write_through(megabytes: float) -> Interval:
         return start_ns, time.monotonic_ns()
 
 
+def _take_memory(megabytes: float) -> Interval:
+    """Fresh memory, filled and given back, as for what a pass holds only for a while. What it
+    waited for a CPU meanwhile, by the kernel's account, is left out at the start."""
+    size = round(megabytes) << 20
+    waited_ns = _run_delay_ns()
+    start_ns = time.monotonic_ns()
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        view = ctypes.c_char.from_buffer(memory)
+        ctypes.memset(ctypes.addressof(view), 1, size)
+        del view
+    end_ns = time.monotonic_ns()
+    return min(end_ns, start_ns + _run_delay_ns() - waited_ns), end_ns
+
+
+def _run_delay_ns() -> int:
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1])
+
+
 sampler, tokenising, disk = Waits(_sleep), Waits(_sleep), Waits(_write_through)
+memory = Waits(_take_memory)
 
 
 def _wrap(function: Callable[..., Any], before: Callable[[], None]) -> Callable[..., Any]:
@@ -143,6 +164,7 @@ FAULTS: dict[str, Callable[..., list[Interval]]] = {
     "disk": disk.arm,
     "gil": hold_gil,
     "lock": hold_lock,
+    "memory": memory.arm,
     "sampler": sampler.arm,
     "tokenizer": tokenising.arm,
 }
@@ -161,6 +183,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokenizer.TextTokenizer.encode_chat = _wrap(  # type: ignore[method-assign]
         encode_chat, tokenising.strike
     )
+    forward = llama.Llama.forward
+    llama.Llama.forward = _wrap(forward, memory.strike)  # type: ignore[method-assign]
     threading.Thread(target=obey, name="lab-obey", daemon=True).start()
     return reference.main(argv)
 

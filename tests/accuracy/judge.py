@@ -69,7 +69,7 @@ def _last_before(evidence: Evidence, account: Account) -> Injection | None:
 def _is_of_cpu(fault: Fault) -> bool:
     """The kernel's account of waiting for a CPU holds the deed itself (a throttled thread waits
     on the run queue too)."""
-    return any(cause.startswith("cpu.") for cause in fault.causes)
+    return not fault.causes.isdisjoint({"cpu.runqueue", "cpu.throttled"})
 
 
 def _strangers_ns(evidence: Evidence, account: Account) -> float:

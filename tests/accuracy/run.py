@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench import Injector
 from campaign import Outcome, run
-from faults.registry import ALL, NOT_YET
+from faults.registry import ALL
 from interference import in_process_of_its_own, section
 from score import Score, score, table
 
@@ -45,7 +45,7 @@ def chosen(names: str | None) -> list[Injector]:
 
 
 def judged(outcome: Outcome, injectors: Sequence[Injector]) -> tuple[Score, dict[str, str]]:
-    """The score, and what was not run and why: hurt nobody, refused here, or not there yet."""
+    """The score, and what was not run and why: hurt nobody, or refused here."""
     result = score(outcome.cases, [injector.fault.name for injector in injectors])
     not_run = dict(outcome.not_run)
     hurt = {row.name for row in result.rows if row.requests}
@@ -90,7 +90,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     outcome = run(injectors, seed=arguments.seed, budget_s=arguments.budget_s, say=say)
     result, not_run = judged(outcome, injectors)
-    not_run |= NOT_YET if arguments.faults is None else {}
     document = result.to_json(not_run)
     text = table(result, not_run)
     if arguments.faults is None:

@@ -13,23 +13,39 @@ from bench import Bench, Injector
 from truth import Fault, Injection, life
 
 HOG = "lab-hog"
+# What a hog does, a little of it at a time. Beyond the CPU it takes what the cores share: to write
+# and to read far more than a cache holds takes the memory's bandwidth, and the cache.
+WORK = {
+    "spin": ("", "pass"),
+    "write": ("import numpy; big = numpy.ones(1 << 26, numpy.float32)", "big.fill(2)"),
+    "read": ("import numpy; big = numpy.ones(1 << 26, numpy.float32)", "big.max()"),
+    "copy": (
+        "import numpy; big = numpy.ones(1 << 25, numpy.float32); other = big.copy()",
+        "numpy.copyto(other, big)",
+    ),
+}
 _HOG_CODE = """
 import ctypes, os, sys, time
-os.sched_setaffinity(0, {int(sys.argv[1])})
+os.sched_setaffinity(0, {{int(sys.argv[1])}})
 os.setpriority(os.PRIO_PROCESS, 0, int(sys.argv[4]))
 ctypes.CDLL(None).prctl(15, sys.argv[2].encode(), 0, 0, 0)
+{prepare}
 print("ready", flush=True)
 end = time.monotonic() + float(sys.argv[3])
 while time.monotonic() < end:
-    pass
+    {work}
 """
 
 
-def run_hogs(cpus: Iterable[int], seconds: float, niceness: int) -> tuple[int, int]:
-    """One busy process on each of `cpus`, for so long; start and end."""
+def run_hogs(
+    cpus: Iterable[int], seconds: float, niceness: int, work: str = "spin"
+) -> tuple[int, int]:
+    """One busy process on each of `cpus`, for so long, that does `work`; start and end."""
+    prepare, once = WORK[work]
+    code = _HOG_CODE.format(prepare=prepare, work=once)
     hogs = [
         subprocess.Popen(
-            [sys.executable, "-c", _HOG_CODE, str(cpu), HOG, str(seconds), str(niceness)],
+            [sys.executable, "-c", code, str(cpu), HOG, str(seconds), str(niceness)],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -57,9 +73,11 @@ def hog(bench: Bench, dice: random.Random) -> Injection:
 
 def sibling_hog(bench: Bench, dice: random.Random) -> Injection:
     """A hog on one core; the engine, of one thread here, has the other to itself but for what
-    the scheduler moves about. What it loses is a shared core's, cache's and bus's doing."""
+    the scheduler moves about. What it loses is a shared cache's and bus's doing: one that only
+    spins takes nothing from it."""
     cpu = dice.choice(sorted(os.sched_getaffinity(bench.target.pid)))
-    start_ns, end_ns = run_hogs([cpu], dice.uniform(1.0, 2.5), 0)
+    work = dice.choice(("write", "write", "read", "copy"))
+    start_ns, end_ns = run_hogs([cpu], dice.uniform(1.0, 2.5), 0, work)
     return Injection("sibling_hog", start_ns, end_ns, None, frozenset({HOG}))
 
 

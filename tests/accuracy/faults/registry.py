@@ -1,9 +1,9 @@
-"""All faults, in the order of the table, and those that cannot be done yet."""
+"""All faults, in the order of the table."""
 
 from __future__ import annotations
 
 from bench import Injector
-from faults import clients, combined, cpu, inside, memory, requests, stops
+from faults import clients, combined, cpu, inside, interrupts, memory, requests, stops
 
 ALL: tuple[Injector, ...] = (
     combined.NONE,
@@ -12,6 +12,7 @@ ALL: tuple[Injector, ...] = (
     cpu.CPU_HOG,
     cpu.SIBLING_HOG,
     cpu.QUOTA,
+    interrupts.INTERRUPT_STORM,
     inside.GIL,
     inside.LOCK,
     inside.LOOP_HANG,
@@ -19,6 +20,7 @@ ALL: tuple[Injector, ...] = (
     inside.SLOW_TOKENIZER,
     inside.DISK_STALL,
     memory.MAJOR_FAULTS,
+    memory.RECLAIM,
     requests.LONG_PREFILL,
     requests.SHORT_BEHIND_LONG,
     requests.PREFIX_MISS,
@@ -29,7 +31,3 @@ ALL: tuple[Injector, ...] = (
     clients.RETRANSMITS,
     combined.STOP_AND_HOG,
 )
-NOT_YET: dict[str, str] = {
-    "reclaim": "not tried: the engine takes no new memory once it is warm, so hardly reclaims",
-    "interrupt_storm": "not tried: loopback packets are worked off in the sender's own time",
-}
