@@ -315,6 +315,42 @@ ENGINE_SPAN_METRICS = (
     ),
 )
 
+TALLY_METRICS = (
+    Metric(
+        "dsagent.moe.expert_load.max_ratio",
+        "gauge",
+        "1",
+        "Tokens routed to a layer's busiest expert, over the mean of its experts; last minute.",
+        ("layer",),
+    ),
+    Metric(
+        "dsagent.moe.expert_load.worst_ratio",
+        "gauge",
+        "1",
+        "The same, of the layer where it is largest.",
+    ),
+    Metric(
+        "dsagent.moe.experts.dead",
+        "gauge",
+        "{expert}",
+        "Experts of a layer that got no token in the last minute, where 20 each would be fair.",
+        ("layer",),
+    ),
+    Metric(
+        "dsagent.spec_decode.acceptance_ratio",
+        "gauge",
+        "1",
+        "Drafts whose token at this position was accepted; last minute.",
+        ("position",),
+    ),
+    Metric(
+        "dsagent.spec_decode.acceptance_length",
+        "gauge",
+        "{token}",
+        "Tokens a draft yields: 1 + accepted tokens / drafts; last minute.",
+    ),
+)
+
 REQUEST_METRICS = (
     TIME_TO_FIRST_TOKEN,
     TIME_PER_OUTPUT_TOKEN,
@@ -360,6 +396,7 @@ SAMPLE_METRICS = {
         *GPU_METRICS,
         *PROCESS_METRICS,
         *ENGINE_SPAN_METRICS,
+        *TALLY_METRICS,
         AGENT_CPU,
         AGENT_PSS,
         AGENT_OVERHEAD,
@@ -372,5 +409,6 @@ CATALOGUE: tuple[Metric, ...] = (
     *GPU_METRICS,
     *PROCESS_METRICS,
     *ENGINE_SPAN_METRICS,
+    *TALLY_METRICS,
     *ENGINE_METRICS,
 )

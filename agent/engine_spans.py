@@ -129,7 +129,11 @@ class EngineSpans:
             )
             return overlaps and (record.trace_id == span.trace_id or _is_rootless(record))
 
-        named = [n for n in self._by_request.get(span.request_id, ()) if fits(n)]
+        # A completion's prompts are numbered; clients, and so we, see the first one's without.
+        shown = span.request_id.removesuffix("-0")
+        ids = {span.request_id, shown} if shown.startswith("cmpl-") else {span.request_id}
+        found = set[int]().union(*(self._by_request.get(each, ()) for each in ids))
+        named = [n for n in found if fits(n)]
         if len(named) > 1:  # one client's id for several requests: each has its own caller's span
             named = [n for n in named if self._held[n].record.parent_span_id == span.parent_span_id]
         if named:

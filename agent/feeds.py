@@ -24,6 +24,7 @@ from dsagent.agent.procfs import escape
 from dsagent.agent.sources.proc import ProcSource
 from dsagent.agent.sources.stall import Progress, StallSource
 from dsagent.agent.sources.steps import StepsSource
+from dsagent.agent.sources.tallies import TallySource
 
 if TYPE_CHECKING:
     from dsagent.agent.sources.kernel import KernelSource
@@ -145,6 +146,9 @@ class Feeds:
         self._step_words: dict[int, int] = {}
         self._failed: list[str] = []
         self.lag_ns = 0  # of the loop that polls them all
+        # The bundled engine has neither experts nor drafts.
+        tallies = Feed("experts", lambda: TallySource(self.steps.take_tallies))
+        tallied = () if target.engine == "reference" else (tallies,)
         received = () if receiver is None else (Feed(receiver.name, lambda: receiver),)
         self.all: tuple[Feed, ...] = (
             Feed("steps", lambda: self.steps),
@@ -152,6 +156,7 @@ class Feeds:
             Feed("proc", lambda: ProcSource(target, lambda: self.steps.pids)),
             Feed("stall", lambda: StallSource(target, self._progress)),
             Feed("nvml", self._make_nvml),
+            *tallied,
             *received,
         )
 

@@ -73,6 +73,7 @@ class RecordKind(IntEnum):
     RANK_STEP = 2
     REQUEST_OPEN = 3
     REQUEST_CLOSE = 4
+    TALLY = 5
 
 
 def pack_mark(position: int, sequence: int) -> int:

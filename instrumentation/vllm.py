@@ -11,6 +11,8 @@ from typing import Any
 
 from dsagent.instrumentation.layout import Role
 from dsagent.instrumentation.ring_lazy import LazyRing
+from dsagent.instrumentation.vllm_drafts import DraftWatch
+from dsagent.instrumentation.vllm_experts import ExpertWatch
 from dsagent.instrumentation.vllm_patch import Hook, Patches
 from dsagent.instrumentation.vllm_ranks import RankWatch
 from dsagent.instrumentation.vllm_requests import RequestWatch
@@ -26,7 +28,15 @@ class Instrumentation:
         self.steps = SchedulerWatch()
         self.ranks = RankWatch()
         self.requests = RequestWatch()
-        self.patches = Patches(hooks(self.steps, self.ranks, self.requests))
+        self.experts = ExpertWatch(self.ranks.ring, self.ranks.executing)
+        self.drafts = DraftWatch(self.steps.ring, lambda: self.steps.engine_id)
+        self.patches = Patches(
+            (
+                *hooks(self.steps, self.ranks, self.requests),
+                *self.experts.hooks(),
+                *self.drafts.hooks(),
+            )
+        )
 
     def open(self, role: Role) -> None:
         """Makes the ring of a role at once; to be called in the thread that will write it."""
@@ -51,6 +61,8 @@ class Instrumentation:
         self.requests.close()
         self.steps.close()
         self.ranks.close()
+        self.experts.close()
+        self.drafts.close()
 
 
 def hooks(steps: SchedulerWatch, ranks: RankWatch, requests: RequestWatch) -> tuple[Hook, ...]:

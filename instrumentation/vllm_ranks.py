@@ -69,6 +69,10 @@ class RankWatch:
 
         return sample_tokens
 
+    def executing(self) -> tuple[int, int]:
+        """Engine and rank while a step is executed; (0, 0) otherwise."""
+        return (self._engine_id, self._rank) if self._executing else (0, 0)
+
     def _begins(self, worker: Any, output: Any) -> bool:
         """Whether this call is a step's, and the outermost."""
         step = getattr(output, STEP_ATTRIBUTE, None)

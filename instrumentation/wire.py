@@ -23,8 +23,9 @@ from dsagent.instrumentation.records import (
     Share,
     Step,
 )
+from dsagent.instrumentation.tally import Tally, decode_tally, encode_tally
 
-Record = Step | RankStep | RequestOpen | RequestRecord
+Record = Step | RankStep | RequestOpen | RequestRecord | Tally
 
 REQUEST_ID_BYTES = 256
 MODEL_BYTES = 256
@@ -136,6 +137,8 @@ def encode(record: Record) -> tuple[RecordKind, bytes]:
         return RecordKind.RANK_STEP, _RANK_STEP.pack(
             record.step_id, record.rank, record.start_ns, record.end_ns, _number(record.device_ns)
         )
+    if isinstance(record, Tally):
+        return RecordKind.TALLY, encode_tally(record)
     if isinstance(record, RequestOpen):
         return RecordKind.REQUEST_OPEN, _OPEN.pack(*_identity(record)) + _capped(
             record.request_id, REQUEST_ID_BYTES
@@ -262,6 +265,10 @@ def _decode_rank_step(payload: bytes, origin: Origin) -> RankStep:
     )
 
 
+def _decode_tally(payload: bytes, origin: Origin) -> Tally:
+    return decode_tally(payload, origin.engine_id, origin.pid)
+
+
 def _optional(value: int) -> int | None:
     if value < -1:
         raise Malformed("a negative number")
@@ -379,4 +386,5 @@ _DECODERS: dict[int, Callable[[bytes, Origin], Record]] = {
     RecordKind.RANK_STEP: _decode_rank_step,
     RecordKind.REQUEST_OPEN: _decode_open,
     RecordKind.REQUEST_CLOSE: _decode_close,
+    RecordKind.TALLY: _decode_tally,
 }

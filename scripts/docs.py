@@ -12,6 +12,7 @@ from dsagent.agent.catalog import (
     PROCESS_METRICS,
     REQUEST_METRICS,
     STEP_METRICS,
+    TALLY_METRICS,
 )
 from dsagent.agent.metric import prometheus_label
 from dsagent.agent.probes import OBJECTS, PROBES, PROGRAM_TIERS
@@ -27,6 +28,7 @@ GROUPS = {
     "Devices": GPU_METRICS,
     "Processes": PROCESS_METRICS,
     "The engine's own spans": ENGINE_SPAN_METRICS,
+    "Experts and drafts": TALLY_METRICS,
     "Of the reference engine's own /metrics": ENGINE_METRICS,
 }
 

@@ -152,6 +152,10 @@ class OtlpSink:
                 step_spans=self._step_spans,
                 provider=provider(target),
             )
+            if _has_unknown_engine_span(account, target):
+                # Its own span has an id that only the engine knows: ours hangs beside it.
+                spans[0] = replace(spans[0], parent_span_id=record.parent_span_id)
+                record = replace(record, span_id=spans[0].span_id)
             self._enqueue([_marked(spans[0], decision), *spans[1:]], anchor)
         kept = decision.keep and not _engine_exports_steps(account, target)
         self._held.end_request(record, kept=kept)
@@ -247,6 +251,12 @@ def _engine_exports_steps(account: Account, target: Target) -> bool:
     if account.engine_span is not None:
         return account.engine_span.scope == names.SCOPE
     return account.record.self_exported and target.engine == "reference"
+
+
+def _has_unknown_engine_span(account: Account, target: Target) -> bool:
+    """The engine exports a span of the request, which was not received here."""
+    is_sdk = target.engine == "reference"  # our own, which gives it the id that the record says
+    return account.record.self_exported and account.engine_span is None and not is_sdk
 
 
 def _parts(account: Account) -> dict[str, int]:

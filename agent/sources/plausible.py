@@ -8,11 +8,13 @@ reached, so it is refused before anybody sees it.
 from __future__ import annotations
 
 from dsagent.instrumentation.records import RankStep, RequestOpen, RequestRecord, Step
+from dsagent.instrumentation.tally import Tally
+from dsagent.instrumentation.wire import Record
 
 SLACK_NS = 1_000_000_000  # orders wrong by less are the join's to clamp
 
 
-def plausible(record: Step | RankStep | RequestOpen | RequestRecord, now_ns: int) -> bool:
+def plausible(record: Record, now_ns: int) -> bool:
     """`now_ns`: CLOCK_MONOTONIC, read after the record was."""
     latest_ns = now_ns + SLACK_NS
     match record:
@@ -34,6 +36,8 @@ def plausible(record: Step | RankStep | RequestOpen | RequestRecord, now_ns: int
                 0 <= record.start_ns <= record.end_ns <= latest_ns
                 and 0 <= (record.device_ns or 0) <= latest_ns
             )
+        case Tally():
+            return 0 <= record.start_ns <= record.end_ns <= latest_ns
         case RequestOpen():
             return 0 <= record.received_ns <= latest_ns
         case RequestRecord():

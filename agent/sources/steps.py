@@ -22,6 +22,8 @@ from dsagent.agent.sources.ring_set import RingSet, losses
 from dsagent.instrumentation.layout import Role
 from dsagent.instrumentation.records import RankStep, RequestOpen, RequestRecord, Step
 from dsagent.instrumentation.ring import RingReader, step_word_address
+from dsagent.instrumentation.tally import Tally
+from dsagent.instrumentation.wire import Record
 
 DISCOVER_NS = 1_000_000_000
 MAX_RECORDS_A_POLL = 256  # of all rings: no poll holds up the loop; the rest waits in the rings
@@ -49,6 +51,7 @@ class StepsSource:
         self._lapped_last_poll = False
         self._pace = deque[int](maxlen=PACE_STEPS)
         self._open = OpenRequests()
+        self._tallies = deque[Tally](maxlen=4096)
         self._ends_lost_ns = 0  # until when ends of requests may have been lost
         self.behind = False
         self.attached_ns = time.monotonic_ns()
@@ -119,9 +122,7 @@ class StepsSource:
             self._ends_lost_ns = now_ns
         return len(records)
 
-    def _sort(
-        self, record: Step | RankStep | RequestOpen | RequestRecord, readings: Readings
-    ) -> None:
+    def _sort(self, record: Record, readings: Readings) -> None:
         match record:
             case Step():
                 readings.steps.append(record)
@@ -129,6 +130,8 @@ class StepsSource:
                 self.last_step_end_ns = max(self.last_step_end_ns or 0, record.end_ns)
             case RankStep():
                 readings.rank_steps.append(record)
+            case Tally():
+                self._tallies.append(record)
             case RequestOpen():
                 readings.opened.append(record)
                 readings.forgotten += self._open.open(record.request_key, record.received_ns)
@@ -138,6 +141,12 @@ class StepsSource:
                     readings.closed.append(record)
                 else:
                     readings.forgotten.append(record.request_key)
+
+    def take_tallies(self) -> list[Tally]:
+        """Those read since the last call, for the source that makes samples of them."""
+        taken = list(self._tallies)
+        self._tallies.clear()
+        return taken
 
     def _forget(self, readings: Readings, now_ns: int) -> None:
         """A request whose end was lost would stay open for ever. Where no scheduler has any work,
