@@ -4,9 +4,9 @@
 
 #include "send.h"
 
-#define NAME_AGE_NS 1000000000ULL
+#define NAME_AGE_NS 100000000ULL
 
-/* comm of a process, kept for user space; read again once a second, for exec and prctl. */
+/* comm of a process, kept for user space; read again ten times a second, for exec and prctl. */
 static __noinline int remember_name(struct task_struct *leader, __u32 pid, __u64 now)
 {
 	struct ds_name *known = bpf_map_lookup_elem(&names, &pid);
