@@ -264,11 +264,13 @@ def _defined(statement: ast.stmt) -> Iterator[str]:
 
 def _used(statement: ast.stmt) -> set[str]:
     """Every name in it, annotations included: those that are left are strings to dataclasses."""
-    return {
-        node.id
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-    }
+    used: set[str] = set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            used.add(node.id)
+        elif isinstance(node, ast.Global):
+            used.update(node.names)
+    return used
 
 
 def _imported(statement: ast.stmt) -> dict[str, tuple[str, str | None]]:

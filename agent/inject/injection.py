@@ -81,7 +81,7 @@ def run_inside(
             return injection.run(source, timeout_s)
     except PermissionError as error:
         raise not_permitted(pid) from error
-    except (ProcessGone, Gone) as error:
+    except (ProcessGone, Gone, MemoryGone) as error:
         raise CannotInject(f"process {pid} has ended, or runs another program now") from error
     except Halted as error:
         raise CannotInject(str(error)) from error

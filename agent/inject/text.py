@@ -45,7 +45,6 @@ try:
         os.close(mem)
 except BaseException:
     pass
-space.clear()
 """
 
 
