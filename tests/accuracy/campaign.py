@@ -15,9 +15,9 @@ from baseline import learn, read_facts
 from bench import Bench, Injector
 from judge import cases
 from lab import Engine, Observed, agent, engine
-from load import Load, Sent, send, text
+from load import Load, send, text
 from score import Case
-from truth import Evidence, Injection, KernelAccounts
+from truth import Evidence, Injection, KernelAccounts, hurts
 
 CPU_CONTROLLER = Path("/sys/fs/cgroup/cpu")
 _SMOLLM2 = ("--max-num-batched-tokens", "256", "--max-model-len", "2048")
@@ -29,7 +29,7 @@ ENGINES: dict[str, tuple[str, tuple[str, ...], tuple[int, int]]] = {
 }
 CLIENTS = 4
 CLIENTS_NICENESS = 10
-REDRAWS = 2  # of an injection that found nobody there
+REDRAWS = 2  # of an injection that hurt nobody
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ def _one_engine(
         while todo and (not rounds or time.monotonic() < deadline_s):
             rounds += 1
             for injector in dice.sample(todo, len(todo)):
-                injections += _inject(injector, bench, dice, say)
+                _inject(injector, bench, dice, say, injections)
             say(f"{name}: round {rounds} done, {max(0, deadline_s - time.monotonic()):.0f} s left")
     sent = list(load.sent) + [one for burst in bench.bursts for one in burst.sent]
     evidence = Evidence(
@@ -122,28 +122,26 @@ def warm(target: Engine, load: Load, dice: random.Random) -> None:
             send(target, text(dice, words), 2, dice)
 
 
-def _inject(injector: Injector, bench: Bench, dice: random.Random, say: Say) -> Iterator[Injection]:
-    """With another load each time; drawn again where nobody was there to be hurt."""
+def _inject(
+    injector: Injector,
+    bench: Bench,
+    dice: random.Random,
+    say: Say,
+    injections: list[Injection],
+) -> None:
+    """With another load each time; drawn again where it hurt nobody."""
     for _ in range(1 + REDRAWS):
         bench.load.set_clients(dice.randint(1, CLIENTS))
         bench.load.wait_for(dice.randint(2, 4))
         injection = injector.inject(bench, dice)
-        say(f"{injector.fault.name}: {(injection.end_ns - injection.start_ns) / 1e9:.2f} s")
-        yield injection
-        bench.load.wait_for(1)
-        if injector.fault.name == "none" or _hurt_someone(injection, bench.load.sent):
+        injections.append(injection)
+        bench.load.wait_for(bench.load.clients)  # those that were there have ended
+        sent = [*bench.load.sent, *(one for burst in bench.bursts for one in burst.sent)]
+        hurt = injector.fault.name == "none" or hurts(injection, injector.fault, sent, injections)
+        seconds = (injection.end_ns - injection.start_ns) / 1e9
+        say(f"{injector.fault.name}: {seconds:.2f} s{'' if hurt else ', hurt nobody'}")
+        if hurt:
             return
-
-
-def _hurt_someone(injection: Injection, sent: Sequence[Sent]) -> bool:
-    if injection.victims:
-        return True
-    return any(
-        one.end_ns is not None
-        and one.sent_ns < injection.end_ns
-        and one.end_ns > injection.start_ns
-        for one in sent
-    )
 
 
 @contextmanager

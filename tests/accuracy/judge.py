@@ -47,7 +47,11 @@ def cases(evidence: Evidence, facts: Facts) -> Iterator[Case]:
         elif done_ns < AFFECTED_RATIO * account.e2e_ns:
             continue  # there, but hardly touched: neither affected nor surely unaffected
         fault = evidence.faults[injection.fault]
-        if not _is_of_cpu(fault) and 0 < done_ns < _strangers_ns(evidence, account):
+        if (
+            not _is_of_cpu(fault)
+            and not fault.queued
+            and 0 < done_ns < _strangers_ns(evidence, account)
+        ):
             continue  # by the kernel's own account strangers took more than the deed did
         yield _case(evidence, fault, injection, account, done_ns, spreads[fault.name], usual, facts)
 
@@ -74,9 +78,7 @@ def _is_of_cpu(fault: Fault) -> bool:
 
 def _strangers_ns(evidence: Evidence, account: Account) -> float:
     """What was lost on the run queue in its life: between the least and the most, the middle."""
-    start_ns, end_ns = account.record.received_ns, account.record.sent_ns
-    least_ns = evidence.waited_least.within(start_ns, end_ns)
-    return (least_ns + evidence.waited_most.within(start_ns, end_ns)) / 2
+    return sum(_queued_ns(evidence, account)) / 2
 
 
 def _done_ns(evidence: Evidence, pace: Pace, injection: Injection, account: Account) -> float:
@@ -148,7 +150,9 @@ def _case(
     said_ns: float = sum(p.ns for p in account.parts if p.cause in fault.causes)
     own_ns = account.e2e_ns - done_ns
     said_ns -= sum(usual.get(cause, 0.0) * own_ns for cause in fault.causes)
-    right = top is not None and top.cause in fault.causes
+    right = top is not None and top.cause in _larger(evidence, fault, account, done_ns)
+    if fault.queued:
+        right = right and _all_listed(evidence, fault, account)
     named: bool | None = None
     if injection.culprits:
         named = right and top is not None and _names_one(account, injection)
@@ -175,10 +179,32 @@ def _case(
     )
 
 
-def _detail(account: Account, baseline: str | None, evidence: Evidence) -> str:
+def _queued_ns(evidence: Evidence, account: Account) -> tuple[float, float]:
+    """What was lost on the run queue in its life: at least, at most."""
     start_ns, end_ns = account.record.received_ns, account.record.sent_ns
     least_ns = evidence.waited_least.within(start_ns, end_ns)
-    most_ns = evidence.waited_most.within(start_ns, end_ns)
+    return least_ns, evidence.waited_most.within(start_ns, end_ns)
+
+
+def _larger(evidence: Evidence, fault: Fault, account: Account, done_ns: float) -> frozenset[str]:
+    """What the top cause should be: of two deeds the larger, either where that is not known."""
+    if not fault.queued:
+        return fault.causes
+    least_ns, most_ns = _queued_ns(evidence, account)
+    if least_ns > done_ns:
+        return fault.queued
+    return fault.causes if most_ns < done_ns else fault.causes | fault.queued
+
+
+def _all_listed(evidence: Evidence, fault: Fault, account: Account) -> bool:
+    """The second deed is in the account too, where it was worth telling."""
+    least_ns, _ = _queued_ns(evidence, account)
+    listed = any(part.cause in fault.queued for part in account.parts)
+    return listed or least_ns < AFFECTED_RATIO * account.e2e_ns
+
+
+def _detail(account: Account, baseline: str | None, evidence: Evidence) -> str:
+    least_ns, most_ns = _queued_ns(evidence, account)
     parts = sorted(account.parts, key=lambda part: -part.ns)
     told = ", ".join(
         f"{p.cause} {p.ns / 1e6:.0f}" + "".join(f" [{c.name[:16]}]" for c in p.culprits[:2])

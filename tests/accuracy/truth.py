@@ -87,6 +87,9 @@ class Fault:
     # Counterfactual: of the gaps between tokens only those so many times the usual count. A
     # batch that has grown slows every token a little, which is a thing of its own.
     least_gap: float = 0.0
+    # Of two deeds at once: what a second one that takes the CPU away should be called. Its size is
+    # the kernel's account.
+    queued: frozenset[str] = frozenset()
 
 
 def life(account: Account, _: Injection) -> tuple[int, int]:
@@ -164,6 +167,33 @@ class Pace:
                 if end - begin >= least_gap * usual_ns:
                     total += end - begin - usual_ns
         return total
+
+
+HURT_RATIO = 0.10  # of its time by its client's clock, from which on a request was hurt
+
+
+def hurts(
+    injection: Injection, fault: Fault, sent: Sequence[Sent], injections: Sequence[Injection]
+) -> bool:
+    """Whether the deed took so much from anybody, as far as the clients alone can tell."""
+    victims = injection.victims
+    if victims is not None and not any(one.trace_id in victims for one in sent):
+        return bool(victims)  # the injector's own requests, which it does not show
+    pace = Pace(sent, injections)
+    for one in sent:
+        if one.end_ns is None or one.error or one.trace_id in injection.senders:
+            continue
+        start_ns = max(one.sent_ns, injection.start_ns)
+        end_ns = min(one.end_ns, injection.end_ns)
+        if end_ns <= start_ns or (victims is not None and one.trace_id not in victims):
+            continue
+        if injection.timeline is not None:
+            done_ns: float | None = injection.timeline.within(start_ns, end_ns)
+        else:
+            done_ns = pace.excess_ns(one, start_ns, end_ns, fault.least_gap)
+        if (done_ns or 0) >= HURT_RATIO * (one.end_ns - one.sent_ns):
+            return True
+    return False
 
 
 class KernelAccounts:

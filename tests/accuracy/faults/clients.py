@@ -17,9 +17,9 @@ from truth import Fault, Injection, Timeline, after_output, before_queue
 _ATTACH_FILTER, _DETACH_FILTER = 26, 27
 
 
-def slow_reader(bench: Bench, dice: random.Random) -> Injection:
+def slow_reader(bench: Bench, dice: random.Random, seconds: float | None = None) -> Injection:
     """It reads the first token, then nothing for a while."""
-    seconds = dice.uniform(1.5, 4.0)
+    seconds = dice.uniform(1.5, 4.5) if seconds is None else seconds
     pauses: list[tuple[int, int]] = []
 
     def pause(sent: Sent) -> None:

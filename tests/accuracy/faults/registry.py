@@ -30,4 +30,6 @@ ALL: tuple[Injector, ...] = (
     clients.SLOW_UPLOADER,
     clients.RETRANSMITS,
     combined.STOP_AND_HOG,
+    combined.SAMPLER_AND_HOG,
+    combined.READER_AND_HOG,
 )

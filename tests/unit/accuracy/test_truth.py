@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from load import Sent  # isort: skip  # of the laboratory
-from truth import Injection, Pace, Timeline  # isort: skip
+from truth import Fault, Injection, Pace, Timeline, hurts, life  # isort: skip
 
 
 def test_injected_time_within_a_life() -> None:
@@ -42,3 +42,27 @@ def test_what_a_request_took_beyond_the_pace_of_its_likes() -> None:
     assert pace.excess_ns(harmed, 1_000, 1_200) == pytest.approx(100)
     assert pace.excess_ns(harmed, 1_000, 1_200, least_gap=5.0) == pytest.approx(100)
     assert pace.excess_ns(harmed, 1_000, 1_040) == pytest.approx(0)
+
+
+def test_a_deed_hurts_who_lost_a_tenth_of_the_time_by_its_own_clock() -> None:
+    usual, harmed = sent(0, [50, 10, 10, 10, 1, 1]), sent(990, [50, 10, 110, 10, 10, 10])
+    both = [usual, harmed]
+    fault = Fault("x", frozenset({"cpu.irq"}), "counterfactual", life)
+    deed = Injection("x", 1_000, 1_200)
+    assert hurts(deed, fault, both, [deed])
+    early = Injection("x", 1_000, 1_040)  # over before it took anything
+    assert not hurts(early, fault, both, [early])
+    logged = Injection("x", 1_000, 1_200, Timeline.of([(1_000, 1_015)]))
+    assert not hurts(logged, fault, both, [logged])
+    logged = Injection("x", 1_000, 1_200, Timeline.of([(1_000, 1_025)]))
+    assert hurts(logged, fault, both, [logged])
+
+
+def test_whom_a_deed_may_hurt() -> None:
+    harmed = sent(990, [50, 10, 110, 10, 10, 10])
+    usual = sent(0, [50, 10, 10, 10, 1, 1])
+    fault = Fault("x", frozenset({"cpu.irq"}), "counterfactual", life)
+    own = Injection("x", 1_000, 1_200, senders=frozenset({"aa"}))
+    assert not hurts(own, fault, [usual, harmed], [own])
+    unseen = Injection("x", 1_000, 1_200, victims=frozenset({"bb"}))
+    assert hurts(unseen, fault, [usual, harmed], [unseen])
