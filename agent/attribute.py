@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dsagent.agent.account import Account, How, Part
+from dsagent.agent.account import Account, Evidence, How, Part
 from dsagent.agent.fact_store import FactStore
 from dsagent.agent.join import Joiner, Watched, no_more_than
 from dsagent.agent.model import CleanStepModel, shape
@@ -76,7 +76,7 @@ def attribute(view: RequestView) -> Account:
     if record.inferred:
         _label_inferred(stretches)
     parts, unattributed_ns, delayed_by = sum_up(
-        stretches, view.names, view.requests, view.model.clean_steps
+        stretches, view.names, view.requests, _of_model(view.model)
     )
     ttft_parts: tuple[Part, ...] = ()
     ttft_unattributed_ns: int | None = None
@@ -85,7 +85,7 @@ def attribute(view: RequestView) -> Account:
         if record.inferred:
             _label_inferred(first)
         ttft_parts, ttft_unattributed_ns, _ = sum_up(
-            first, view.names, view.requests, view.model.clean_steps
+            first, view.names, view.requests, _of_model(view.model)
         )
     key = record.request_key
     return Account(
@@ -109,6 +109,16 @@ def _label_inferred(stretches: Sequence[Stretch]) -> None:
         for charge in stretch.charges:
             if charge.how == "measured" and not charge.facts:
                 charge.how = "assumed"
+
+
+def _of_model(model: CleanStepModel) -> list[Evidence]:
+    """What modelled parts rest on."""
+    evidence = [Evidence("model", "clean steps known", model.clean_steps, "{step}")]
+    if model.normal_ratio is not None:
+        evidence.append(
+            Evidence("model", "clean steps by the last normal", model.normal_ratio, "1")
+        )
+    return evidence
 
 
 def _walk(view: RequestView) -> Iterator[Stretch]:

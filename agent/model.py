@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import mul
 
@@ -80,6 +80,7 @@ class Price:
 
 
 _BELOW = (0, *KNOTS)  # where each segment of the curve begins
+COEFFICIENTS = 1 + len(_BELOW) + 3
 
 
 def _segment(tokens: int) -> int:
@@ -100,6 +101,8 @@ class CleanStepModel:
 
     def __init__(self) -> None:
         self.clean_steps = 0
+        # Clean steps' time by what was normal before (normal.py); None: nothing to compare with.
+        self.normal_ratio: float | None = None
         self._rows: dict[int, list[tuple[Shape, float]]] = {}
         self._cursor: dict[int, int] = {}
         self._coefficients: Vector | None = None
@@ -133,13 +136,39 @@ class CleanStepModel:
         self._since_fit = 0
         features = _features([row[0] for row in rows])
         times = np.array([row[1] for row in rows])
-        self._coefficients = quantile_fit(features, times, QUANTILE)
-        self._prices = self._coefficients.tolist()
+        self._take(quantile_fit(features, times, QUANTILE))
+        predicted = np.maximum(features @ np.array(self._prices), 1.0)
+        self._band_ratio = max(0.0, float(np.quantile(times / predicted - 1.0, BAND_QUANTILE)))
+
+    def _take(self, coefficients: Vector) -> None:
+        self._coefficients = coefficients
+        self._prices = coefficients.tolist()
         widths = [high - low for low, high in itertools.pairwise(_BELOW)]
         steps = (price * width for price, width in zip(self._prices[1:], widths, strict=False))
         self._bases = list(itertools.accumulate(steps, initial=self._prices[0]))
-        predicted = np.maximum(features @ self._coefficients, 1.0)
-        self._band_ratio = max(0.0, float(np.quantile(times / predicted - 1.0, BAND_QUANTILE)))
+
+    @classmethod
+    def of(cls, coefficients: Sequence[float], band_ratio: float) -> CleanStepModel:
+        """One that was kept: it predicts, and knows no step."""
+        model = cls()
+        model._take(np.array(coefficients, np.float64))
+        model._band_ratio = band_ratio
+        return model
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """COEFFICIENTS of them, in nanoseconds; none before any fit."""
+        return tuple(self._prices)
+
+    @property
+    def rows(self) -> Mapping[int, Sequence[tuple[Shape, float]]]:
+        """The clean steps it knows, with their nanoseconds, by the curve's segment."""
+        return self._rows
+
+    @property
+    def fitted(self) -> bool:
+        """On enough clean steps to be believed."""
+        return self._coefficients is not None and self.clean_steps >= ENOUGH_STEPS
 
     def predict_ns(self, item: Shape) -> int | None:
         """The lower-quartile time of a clean forward pass of this shape; None before any fit."""

@@ -67,12 +67,12 @@ def sum_up(
     stretches: Sequence[Stretch],
     names: Mapping[int, str],
     requests: Mapping[int, tuple[str, str]],
-    clean_steps: int,
+    of_model: Sequence[Evidence],
 ) -> tuple[tuple[Part, ...], int, tuple[DelayedBy, ...]]:
     """Parts (largest first), unattributed nanoseconds, and which request delayed this one.
 
-    `names`: comm by pid or tid. `requests`: id and trace id by request_key. `clean_steps`: what
-    the model was fitted on, the evidence of modelled parts."""
+    `names`: comm by pid or tid. `requests`: id and trace id by request_key. `of_model`: what
+    modelled parts rest on."""
     lines: dict[str, _Line] = {}
     for stretch in stretches:
         for charge in stretch.charges:
@@ -93,14 +93,14 @@ def sum_up(
                 cause,
                 line.ns,
                 max(line.by_how, key=line.by_how.__getitem__),
-                tuple(_evidence(line, clean_steps)),
+                tuple(_evidence(line, of_model)),
                 tuple(sorted(culprits, key=lambda culprit: -culprit.ns)[:MOST_CULPRITS]),
             )
         )
     return tuple(parts), unattributed.ns, tuple(delayed_by)
 
 
-def _evidence(line: _Line, clean_steps: int) -> list[Evidence]:
+def _evidence(line: _Line, of_model: Sequence[Evidence]) -> list[Evidence]:
     found = []
     if line.facts:
         found.append(Evidence("kernel", "intervals", line.facts, "{interval}"))
@@ -109,7 +109,7 @@ def _evidence(line: _Line, clean_steps: int) -> list[Evidence]:
     if line.tokens:
         found.append(Evidence("steps", "tokens of other requests", line.tokens, "{token}"))
     if "modelled" in line.by_how or "assumed" in line.by_how:
-        found.append(Evidence("model", "clean steps known", clean_steps, "{step}"))
+        found += of_model
     return found
 
 
