@@ -238,7 +238,8 @@ PROBES: tuple[Probe, ...] = (
         "time that it is sent again, and until it is acknowledged",
         (("on_send", "on_retransmit", "on_segment", "on_socket_state"),),
         "of sockets that were written to since the agent came; charged to the thread that last "
-        "did; where more is written before the first is acknowledged, from the first on",
+        "did; of more that was written meanwhile, from the last acknowledgement on; a client that "
+        "takes nothing more loses nothing",
         tier="default",
     ),
     Probe(
