@@ -21,6 +21,7 @@ from dsagent.agent.facts import (
 from dsagent.agent.guard import attempt, reason_of
 from dsagent.agent.probes import Tier
 from dsagent.agent.procfs import escape
+from dsagent.agent.sources.outside.source import OutsideSource
 from dsagent.agent.sources.proc import ProcSource
 from dsagent.agent.sources.stall import Progress, StallSource
 from dsagent.agent.sources.steps import StepsSource
@@ -137,7 +138,8 @@ class Feeds:
         tier: Tier = "default",
     ) -> None:
         """`receiver`: one more source, that only some sessions have. `tier`: of the kernel's."""
-        self.steps = StepsSource(target)
+        rings = StepsSource(target)
+        self.steps = OutsideSource(target) if target.engine == "http" else rings
         self._target = target
         self._without = without
         self._kernel: KernelSource | None = None
@@ -147,8 +149,8 @@ class Feeds:
         self._failed: list[str] = []
         self.lag_ns = 0  # of the loop that polls them all
         # The bundled engine has neither experts nor drafts.
-        tallies = Feed("experts", lambda: TallySource(self.steps.take_tallies))
-        tallied = () if target.engine == "reference" else (tallies,)
+        tallies = Feed("experts", lambda: TallySource(rings.take_tallies))
+        tallied = () if target.engine in ("reference", "http") else (tallies,)
         received = () if receiver is None else (Feed(receiver.name, lambda: receiver),)
         self.all: tuple[Feed, ...] = (
             Feed("steps", lambda: self.steps),
@@ -211,6 +213,7 @@ class Feeds:
                 self._failed.append(feed.name)
             if feed.name == "steps":
                 self._tell_step_words()
+                self._share_tags()
         return brought
 
     def _tell_step_words(self) -> None:
@@ -224,6 +227,12 @@ class Feeds:
             _, why = attempt(functools.partial(self._kernel.set_step_word, pid, address))
             if why:
                 kernel.fail(why)
+
+    def _share_tags(self) -> None:
+        """From outside, a step's number is what the kernel source is to tag with."""
+        if isinstance(self.steps, OutsideSource):
+            runs = self._kernel is not None and self.feed("kernel").runs
+            self.steps.tag(self._kernel.loaded if runs and self._kernel else None)
 
     def kernel_look_at(self, tier: Tier, why: str) -> None:
         """The kernel source has that tier from now on, and is started if it is off; `why` becomes

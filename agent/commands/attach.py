@@ -24,11 +24,11 @@ def attach(
         ),
     ] = 512 << 20,
     instrument: Annotated[
-        Literal["auto", "plugin", "inject"],
+        Literal["auto", "plugin", "inject", "outside"],
         option(
-            metavar="auto|plugin|inject",
+            metavar="auto|plugin|inject|outside",
             help="inject: put hooks into a vLLM that was started without them; "
-            "`dsagent detach` takes them out.",
+            "`dsagent detach` takes them out. outside: put nothing in, infer from its messages.",
         ),
     ] = "auto",
     yes: Annotated[bool, option("--yes", help="Inject without asking.")] = False,
@@ -96,8 +96,8 @@ def attach(
     from dsagent.agent.feeds import DISPENSABLE
     from dsagent.agent.outlets import OutletOptions, make_receiver, make_sinks
     from dsagent.agent.overhead import give_way
+    from dsagent.agent.server_target import find_target
     from dsagent.agent.session import Session
-    from dsagent.agent.target import resolve_starting
 
     max_overhead_ratio = settings.parse_percent(max_overhead)
     left_out = settings.parse_names(without, DISPENSABLE)
@@ -107,7 +107,7 @@ def attach(
         from dsagent.agent.inject.way_in import inject
 
         inject(pid, progress.say, terminal.agrees if not yes else None)
-    target = resolve_starting(pid, progress.say)
+    target = find_target(pid, instrument, progress.say)
     options = OutletOptions(
         record=record,
         record_max_bytes=record_max_bytes,

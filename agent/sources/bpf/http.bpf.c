@@ -75,6 +75,14 @@ struct {
 	__uint(max_entries, 1 << 22);
 } messages SEC(".maps");
 
+/* Of marker.bpf.c, which may be loaded anew: the steps' numbers go on. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct ds_marks);
+} marks SEC(".maps");
+
 struct ds_room {
 	struct ds_message head;
 	__u8 data[2 * HEAD_BYTES];

@@ -13,13 +13,6 @@
 const volatile struct ds_outside_config settings = {};
 struct ds_control shared = {}; /* in .bss, which is sched.bpf.o's where that is loaded */
 
-struct ds_marks {
-	__u64 last_ns;
-	__u64 step;
-	__u32 pid; /* the process whose calls count: the first to make one, until user space says */
-	__u32 padding;
-};
-
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);

@@ -35,6 +35,13 @@ struct ds_outside_config {
 	__u32 target_pid;
 };
 
+struct ds_marks {
+	__u64 last_ns;
+	__u64 step;
+	__u32 pid; /* the process whose calls count: the first to make one, until user space says */
+	__u32 padding;
+};
+
 /* Counters that user space reads. */
 struct ds_outside_control {
 	__u64 connections; /* numbers given so far */

@@ -90,21 +90,27 @@ class Capture:
     def mark(self, places: Sequence[Place], tags: BpfObject | None) -> list[str]:
         """Tell each time that one of these functions is entered. `tags`: the kernel source's first
         object, which then learns the step's number. Returns why some cannot be watched."""
+        marker = BpfObject(self._library, self._folder / "marker.bpf.o")
+        links, refused = [], []
+        try:
+            marker.set_constants(self._config)
+            marker.for_uprobes("on_mark")
+            marker.share(self._http, ("followed", "messages", "marks"))
+            if tags is not None:
+                marker.share(tags, (".bss",))
+            marker.load()
+            for path in dict.fromkeys(place.path for place in places):
+                offsets = [place.offset for place in places if place.path == path]
+                try:
+                    links.append(marker.attach_uprobes("on_mark", path, offsets))
+                except OSError as error:
+                    refused.append(_why_no_mark(error))
+        except BaseException:
+            marker.close()
+            raise
+        # Only now: where both see a call, they know it for the same by its time.
         self.unmark()
-        self._marker = marker = BpfObject(self._library, self._folder / "marker.bpf.o")
-        marker.set_constants(self._config)
-        marker.for_uprobes("on_mark")
-        marker.share(self._http, ("followed", "messages"))
-        if tags is not None:
-            marker.share(tags, (".bss",))
-        marker.load()
-        refused = []
-        for path in dict.fromkeys(place.path for place in places):
-            offsets = [place.offset for place in places if place.path == path]
-            try:
-                self._mark_links.append(marker.attach_uprobes("on_mark", path, offsets))
-            except OSError as error:
-                refused.append(_why_no_mark(error))
+        self._marker, self._mark_links = marker, links
         return refused
 
     def unmark(self) -> None:
@@ -116,12 +122,11 @@ class Capture:
 
     def mark_any_process(self) -> None:
         """The process whose calls counted has gone: the next to make one takes its place."""
-        if self._marker is not None:
-            marks = self._marker.map("marks")
-            now = marks.lookup(struct.pack("=I", 0))
-            if now is not None:
-                last_ns, step, _, _ = _MARKS.unpack(now)
-                marks.update(struct.pack("=I", 0), _MARKS.pack(last_ns, step, 0, 0))
+        marks = self._http.map("marks")
+        now = marks.lookup(struct.pack("=I", 0))
+        if now is not None:
+            last_ns, step, _, _ = _MARKS.unpack(now)
+            marks.update(struct.pack("=I", 0), _MARKS.pack(last_ns, step, 0, 0))
 
     def read(self) -> Iterator[Message]:
         """What has come since the last call; a bounded number of messages."""

@@ -28,10 +28,15 @@ class Marker:
     rank: int
 
 
+# Since 2026 llama.cpp's server no longer goes through llama_decode; this is what both end in.
+_LLAMA = ("_ZN13llama_context6decodeERK15llama_batch_ext", "llama_decode")
+
 MARKERS: tuple[Marker, ...] = (
-    Marker("libllama", "llama_decode", "llama.cpp evaluates a batch", 0),
-    Marker("xllamacpp", "llama_decode", "llama.cpp evaluates a batch", 0),
-    Marker("llama", "llama_decode", "llama.cpp evaluates a batch", 0),
+    *(
+        Marker(library, symbol, "llama.cpp evaluates a batch", 0)
+        for library in ("libllama", "xllamacpp", "llama")
+        for symbol in _LLAMA
+    ),
     Marker("libcudart", "cudaGraphLaunch", "a CUDA graph is launched", 1),
     Marker(
         "libtorch_cpu",

@@ -1,0 +1,229 @@
+"""From exchanges and steps to the records that an engine with hooks would have written. Pure.
+
+Ids: the request id is the reply's own where it has one; the trace is the
+caller's where a traceparent came, and a random one otherwise.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dsagent.agent.facts import Readings
+from dsagent.agent.procfs import escape
+from dsagent.agent.sources.outside.exchanges import Exchange, Heard
+from dsagent.agent.sources.outside.steps import Life, Mark, Steps
+from dsagent.instrumentation.context import TraceContext, request_context
+from dsagent.instrumentation.records import RequestOpen, RequestRecord, request_key
+
+HOLD_NS = 3_000_000_000  # a request that has ended waits for its steps at most so long
+MOST_LIVES = 4096
+ARRIVALS = 64
+
+
+@dataclass(slots=True)
+class _Held:
+    life: Life
+    context: TraceContext
+    name: str  # until the reply says another
+
+
+@dataclass(slots=True)
+class Totals:
+    """What was seen, to be held against what the engine itself counts."""
+
+    requests: int = 0  # that ended with an answer below 400
+    failed: int = 0
+    left: int = 0  # by their client
+    tokens: int = 0
+    steps: int = 0
+    steps_with_text: int = 0
+
+
+class Lives:
+    """All requests of one engine that were seen from outside."""
+
+    def __init__(self, engine_id: int) -> None:
+        self._engine_id = engine_id
+        self._held: OrderedDict[int, _Held] = OrderedDict()  # by the exchange's number
+        self._arrivals: deque[int] = deque(maxlen=ARRIVALS)  # from received to a first step
+        self.steps = Steps(engine_id)
+        self.totals = Totals()
+        self.given_up = 0
+        self.marks_wanted = False  # no function marks the steps: what is sent does
+        self._next_step = 0
+        self._sent_in_step: set[int] = set()
+
+    def hear(self, heard: Heard, marks: Iterable[Mark], readings: Readings) -> None:
+        """A batch of what happened, each kind in order of time."""
+        for exchange in heard.begun:
+            self._begin(exchange, readings)
+        if self.marks_wanted:
+            self._mark_by_text(heard)
+        for mark in marks:
+            self._next_step = max(self._next_step, mark.step_id)
+            self.steps.mark(mark)
+        for at_ns, exchange in sorted(heard.tokens, key=lambda each: each[0]):
+            held = self._held.get(exchange.number)
+            if held is not None:
+                self.steps.text(at_ns, held.life)
+
+    def tell(self, now_ns: int, readings: Readings) -> None:
+        """The steps, and the requests, about which nothing more is to be expected."""
+        lives = [held.life for held in self._held.values()]
+        told = self.steps.tell(lives, now_ns)
+        readings.steps += told
+        self.totals.steps += len(told)
+        self.totals.steps_with_text += sum(
+            any(share.output_tokens for share in step.shares) for step in told
+        )
+        busy_until = self.steps.oldest_waiting_ns
+        for number, held in list(self._held.items()):
+            ended_ns = held.life.exchange.ended_ns
+            if ended_ns is None:
+                continue
+            if busy_until is None or busy_until >= ended_ns or now_ns - ended_ns > HOLD_NS:
+                del self._held[number]
+                self._close(held, readings)
+
+    def oldest_open_ns(self) -> int | None:
+        return min(
+            (
+                held.life.exchange.received_ns
+                for held in self._held.values()
+                if held.life.exchange.ended_ns is None
+            ),
+            default=None,
+        )
+
+    def _begin(self, exchange: Exchange, readings: Readings) -> None:
+        context = request_context(exchange.headers.get("traceparent"))
+        name = f"http-{exchange.pid}-{exchange.number}"
+        life = Life(exchange, request_key(name))
+        self._held[exchange.number] = _Held(life, context, name)
+        readings.opened.append(
+            RequestOpen(
+                request_key=life.request_key,
+                request_id=name,
+                trace_id=context.trace_id,
+                span_id=context.span_id,
+                parent_span_id=context.parent_span_id,
+                sampled=context.sampled,
+                received_ns=exchange.received_ns,
+                pid=exchange.pid,
+                tid=exchange.tid,
+            )
+        )
+        while len(self._held) > MOST_LIVES:
+            _, dropped = self._held.popitem(last=False)
+            readings.forgotten.append(dropped.life.request_key)
+            self.given_up += 1
+
+    def _mark_by_text(self, heard: Heard) -> None:
+        """No mark tells of the steps. A step begins with a request that finds the engine idle,
+        and when the text of the one before is sent; that is over when a request sends again."""
+        moments: list[tuple[int, int | None, Exchange]] = [
+            (e.received_ns, None, e) for e in heard.begun
+        ]
+        moments += [(at_ns, e.number, e) for at_ns, e in heard.tokens]
+        for at_ns, number, exchange in sorted(moments, key=lambda each: each[0]):
+            idle = not any(
+                held.life.exchange.ended_ns is None or held.life.exchange.ended_ns > at_ns
+                for other, held in self._held.items()
+                if other != exchange.number and held.life.exchange.received_ns < at_ns
+            )
+            if number is None:
+                if idle:
+                    self._made(at_ns + 1, exchange)
+                    self._sent_in_step = set()
+            elif number in self._sent_in_step or not self._sent_in_step:
+                self._made(at_ns + 1, exchange)
+                self._sent_in_step = {number}
+            else:
+                self._sent_in_step.add(number)
+
+    def _made(self, at_ns: int, exchange: Exchange) -> None:
+        self._next_step += 1
+        self.steps.mark(Mark(self._next_step, at_ns, exchange.pid, exchange.tid))
+
+    def _close(self, held: _Held, readings: Readings) -> None:
+        record = self._record(held)
+        readings.closed.append(record)
+        if record.error is not None:
+            self.totals.failed += 1
+        elif record.finish_reason == "abort":
+            self.totals.left += 1
+        else:
+            self.totals.requests += 1
+        self.totals.tokens += record.output_tokens
+
+    def _record(self, held: _Held) -> RequestRecord:
+        life, exchange = held.life, held.life.exchange
+        reply = exchange.reply
+        sent_ns = max(exchange.ended_ns or 0, exchange.received_ns + 1)
+        first_ns = exchange.first_token_ns if exchange.status < 400 else None
+        tokens = len(exchange.tokens_ns)
+        if reply is not None:
+            tokens += reply.hidden_tokens
+            tokens = tokens if reply.completion_tokens is None else reply.completion_tokens
+        error = None
+        reason = (reply.finish_reason if reply is not None else "") or None
+        if exchange.outcome == "left by the client":
+            reason = "abort"
+        elif exchange.status >= 400:
+            error, reason = str(exchange.status), None
+        elif exchange.outcome != "complete":
+            error = "broken_off" if exchange.outcome == "broken off by the server" else None
+        return RequestRecord(
+            request_key=life.request_key,
+            request_id=escape(reply.reply_id) if reply and reply.reply_id else held.name,
+            trace_id=held.context.trace_id,
+            span_id=held.context.span_id,
+            parent_span_id=held.context.parent_span_id,
+            sampled=held.context.sampled,
+            operation=exchange.operation,
+            model=escape(reply.model) if reply is not None else "",
+            tenant=None,
+            external_id=escape(exchange.headers["x-request-id"])
+            if "x-request-id" in exchange.headers
+            else None,
+            pid=exchange.pid,
+            tid=exchange.tid,
+            received_ns=exchange.received_ns,
+            tokenised_ns=None,
+            queued_ns=self._queued_ns(life, sent_ns),
+            first_scheduled_ns=_within(life.first_step_ns, exchange.received_ns, sent_ns),
+            first_token_ns=_within(life.prefill_ended_ns, exchange.received_ns, sent_ns),
+            first_sent_ns=_within(first_ns, exchange.received_ns, sent_ns),
+            finished_ns=_within(life.last_end_ns, exchange.received_ns, sent_ns),
+            sent_ns=sent_ns,
+            prompt_tokens=None if reply is None else reply.prompt_tokens,
+            output_tokens=tokens,
+            cached_tokens=(reply.cached_tokens if reply is not None else None) or 0,
+            max_tokens=None,
+            temperature=None,
+            top_p=None,
+            finish_reason=reason,
+            error=error,
+            inferred=True,
+        )
+
+    def _queued_ns(self, life: Life, sent_ns: int) -> int | None:
+        """When the engine had it. Where it was idle, the first step began at once: what went
+        before is the front end's. Where a step was running, the front end took as long as it
+        usually does."""
+        first_ns = life.first_step_ns
+        if first_ns is None:
+            return None
+        received_ns = life.exchange.received_ns
+        if not life.found_busy:
+            self._arrivals.append(first_ns - received_ns)
+            return min(first_ns, sent_ns)
+        usual_ns = round(statistics.median(self._arrivals)) if self._arrivals else 0
+        return min(received_ns + usual_ns, first_ns, sent_ns)
+
+
+def _within(at_ns: int | None, low_ns: int, high_ns: int) -> int | None:
+    return None if at_ns is None else min(max(at_ns, low_ns), high_ns)
