@@ -8,6 +8,7 @@ when its last step is joined; nothing waits longer than `PATIENCE_NS`.
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Iterable
@@ -30,6 +31,7 @@ MOST_SHARES = 200_000  # in kept steps: about 50 MB
 MOST_FACTS = 400_000
 MOST_NAMES = 20_000
 MOST_OPEN = 20_000  # requests begun, and ended but still waiting for their facts
+MOST_UNFINISHED = 8  # accounts of requests that go on, at one asking
 MOST_WAITING = 20_000  # steps that wait for their facts
 MOST_ENGINES = 16
 MOST_RANK_STEPS = 16_384  # whose step has not come yet
@@ -69,7 +71,7 @@ class Accountant:
 
     def __init__(self, attached_ns: int) -> None:
         self.attached_ns = attached_ns
-        self.given_up = 0  # steps and facts dropped because too many were wanted at once
+        self.given_up = 0  # steps and facts dropped: too many at once, or times that cannot be
         self._engines: dict[int, _Engine] = {}
         self._rank_steps: OrderedDict[tuple[int, int], list[RankStep]] = OrderedDict()
         self._open: OrderedDict[int, RequestOpen] = OrderedDict()
@@ -129,8 +131,11 @@ class Accountant:
         for step in readings.steps:
             self._add_step(step)
         if len(readings.facts):
-            self._fresh.append(readings.facts)
-            self._facts.add(readings.facts)
+            facts = readings.facts
+            facts = facts[(facts["start_ns"] <= facts["end_ns"]) & (facts["ns"] >= 0)]
+            self.given_up += len(readings.facts) - len(facts)
+            self._fresh.append(facts)
+            self._facts.add(facts)
         if readings.facts_complete_ns is not None:
             self._facts_complete_ns = readings.facts_complete_ns
         for number, name in readings.names.items():
@@ -159,12 +164,14 @@ class Accountant:
         return len(self._closed)
 
     def open_accounts(self, now_ns: int) -> list[Account]:
-        """Those of the unfinished requests, up to now."""
-        return [
-            self._account(_so_far(opened, now_ns), finished=False)
-            for opened in list(self._open.values())
-            if opened.received_ns < now_ns
-        ]
+        """Those of the unfinished requests that have taken longest, up to now: each is work, and
+        thousands that never end must not hold up whoever asks for the slowest."""
+        begun = [opened for opened in self._open.values() if opened.received_ns < now_ns]
+        oldest = heapq.nsmallest(MOST_UNFINISHED, begun, key=self._partial_last)
+        return [self._account(_so_far(opened, now_ns), finished=False) for opened in oldest]
+
+    def _partial_last(self, opened: RequestOpen) -> tuple[bool, int]:
+        return opened.received_ns < self.attached_ns, opened.received_ns
 
     def find(self, wanted: str, now_ns: int) -> Account | None:
         """The account of an unfinished request by its request id or trace id (32 hex digits)."""

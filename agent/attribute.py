@@ -397,8 +397,11 @@ def _shared_out(ns: int, shares: Sequence[Share], weigh: Callable[[Share], int])
     weights = [weigh(share) for share in shares]
     if not any(weights):
         weights = [1] * len(shares)
-    sizes = split(ns, weights)
-    return {share.request_key: size for share, size in zip(shares, sizes, strict=True) if size}
+    by_request: dict[int, int] = {}
+    for share, size in zip(shares, split(ns, weights), strict=True):
+        if size:  # a step that names a request twice charges it twice
+            by_request[share.request_key] = by_request.get(share.request_key, 0) + size
+    return by_request
 
 
 def _scheduled(share: Share) -> int:
