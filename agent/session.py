@@ -32,6 +32,7 @@ from dsagent.agent.facts import (
 from dsagent.agent.feeds import Feeds
 from dsagent.agent.guard import attempt
 from dsagent.agent.ledger import BYS, KEEP_NS, Ledger
+from dsagent.agent.normal_keeper import NormalKeeper
 from dsagent.agent.outlets import Outlets
 from dsagent.agent.overhead import OverheadMeter, Window, hooks_ns
 from dsagent.agent.probes import Tier
@@ -91,6 +92,7 @@ class Session:
         max_overhead_ratio: float = 0.01,
         tier: Tier = "default",
         without: Collection[str] = (),
+        normal: NormalKeeper | None = None,
         on_attached: Callable[[], None] = lambda: None,
         on_live: Callable[[Live], None] = lambda _live: None,
         on_trouble: Callable[[str], None] = lambda _line: None,
@@ -107,6 +109,8 @@ class Session:
         self._stepping = Stepping(self._feeds, max_overhead_ratio, tier)
         self._engine_spans = None if receiver is None else EngineSpans()
         self._outlets = Outlets(sinks)
+        self._normal = normal
+        self._served: str | None = None  # the name of the model, once a request has told it
         self._clock = Clock()
         self._waker = Waker()
         self._stopping = False
@@ -211,6 +215,9 @@ class Session:
         for account in accounts:
             self._accounting(now_ns, functools.partial(self.ledger.add, account))
             self.counts.requests += account.record.sent_ns >= self._attached_ns
+            if account.record.first_scheduled_ns is not None:
+                self._served = account.record.model
+        self._compare_with_normal(now_ns)
         samples = [sample for readings in brought for sample in readings.samples]
         samples += self._measure(now_ns)
         anchor = self._clock.anchor(now_ns)
@@ -250,6 +257,17 @@ class Session:
                 otlp_bodies=tuple(body for readings in brought for body in readings.otlp_bodies),
             )
         )
+
+    def _compare_with_normal(self, now_ns: int, *, is_last: bool = False) -> None:
+        """What there is to tell is told to people, and to the sinks as events."""
+        if self._normal is None:
+            return
+        look = self._normal.end if is_last else self._normal.look
+        model, served = self._accountant.model, self._served
+        events = self._accounting(now_ns, lambda: look(model, served, now_ns)) or []
+        for event in events:
+            self._on_trouble(event.message)
+        self._pending_events += events
 
     def _tell_ended(self, sinks: Sequence[SinkStatus], now_ns: int) -> list[Event]:
         """Of each sink that takes no more, once: an event for the others, a line for people."""
@@ -355,6 +373,7 @@ class Session:
         """The summary, once every account is made that still can be."""
         ended_ns = time.monotonic_ns()
         self._settle()
+        self._compare_with_normal(ended_ns, is_last=True)
         self._overhead.update(time.monotonic_ns(), self._feeds.kernel_cost_ns(), self._hooks_ns())
         pss_bytes = procfs.own_pss_bytes()
         self._feeds.stop()

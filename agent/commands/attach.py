@@ -94,6 +94,7 @@ def attach(
     """
     from dsagent.agent import settings, terminal
     from dsagent.agent.feeds import DISPENSABLE
+    from dsagent.agent.normal_keeper import NormalKeeper
     from dsagent.agent.outlets import OutletOptions, make_receiver, make_sinks
     from dsagent.agent.overhead import give_way
     from dsagent.agent.server_target import find_target
@@ -140,6 +141,7 @@ def attach(
         max_overhead_ratio=max_overhead_ratio,
         tier=tier,
         without=left_out,
+        normal=None if record is None else NormalKeeper(record, target),
         on_attached=on_attached,
         on_live=progress.show,
         on_trouble=progress.say,
