@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dsagent.agent.engine_metrics import ENGINE_METRICS
 from dsagent.agent.metric import Metric
+from dsagent.agent.served import SERVED_METRICS
 from dsagent.instrumentation import names
 
 __all__ = ["CATALOGUE", "ENGINE_METRICS", "Metric"]  # and every metric by its name below
@@ -397,6 +398,7 @@ SAMPLE_METRICS = {
         *PROCESS_METRICS,
         *ENGINE_SPAN_METRICS,
         *TALLY_METRICS,
+        *SERVED_METRICS,
         AGENT_CPU,
         AGENT_PSS,
         AGENT_OVERHEAD,
@@ -410,5 +412,6 @@ CATALOGUE: tuple[Metric, ...] = (
     *PROCESS_METRICS,
     *ENGINE_SPAN_METRICS,
     *TALLY_METRICS,
+    *SERVED_METRICS,
     *ENGINE_METRICS,
 )

@@ -151,6 +151,8 @@ class Feeds:
         # The bundled engine has neither experts nor drafts.
         tallies = Feed("experts", lambda: TallySource(rings.take_tallies))
         tallied = () if target.engine in ("reference", "http") else (tallies,)
+        served = Feed("served", self._make_served)
+        spoken = () if target.engine == "reference" else (served,)
         received = () if receiver is None else (Feed(receiver.name, lambda: receiver),)
         self.all: tuple[Feed, ...] = (
             Feed("steps", lambda: self.steps),
@@ -159,6 +161,7 @@ class Feeds:
             Feed("stall", lambda: StallSource(target, self._progress)),
             Feed("nvml", self._make_nvml),
             *tallied,
+            *spoken,
             *received,
         )
 
@@ -176,6 +179,14 @@ class Feeds:
             why_tier=self._kernel_why,
         )
         return self._kernel
+
+    def _make_served(self) -> Source:
+        from dsagent.agent.sources.served import ServedSource
+
+        steps = self.steps
+        if isinstance(steps, OutsideSource):
+            return ServedSource(self._target, lambda: steps.pids, steps.counted)
+        return ServedSource(self._target, lambda: steps.pids)
 
     def _make_nvml(self) -> Source:
         from dsagent.agent.sources.nvml import NvmlSource

@@ -16,6 +16,7 @@ from dsagent.agent.catalog import (
 )
 from dsagent.agent.metric import prometheus_label
 from dsagent.agent.probes import OBJECTS, PROBES, PROGRAM_TIERS
+from dsagent.agent.served import QUANTITIES, SERVED_METRICS
 from dsagent.agent.sinks.schema import document
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -29,6 +30,7 @@ GROUPS = {
     "Processes": PROCESS_METRICS,
     "The engine's own spans": ENGINE_SPAN_METRICS,
     "Experts and drafts": TALLY_METRICS,
+    "What the engine says of itself": SERVED_METRICS,
     "Of the reference engine's own /metrics": ENGINE_METRICS,
 }
 
@@ -45,6 +47,18 @@ def metrics() -> str:
                 f"| {labels} | {metric.description} |"
             )
         lines.append("")
+    lines += [
+        "## By what names engines say it",
+        "",
+        "| metric | the engine's own name | of which engine |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| {quantity.metric.name} | {spelling.name} | {spelling.who} |"
+        for quantity in QUANTITIES
+        for spelling in quantity.spellings
+    ]
+    lines.append("")
     return "\n".join(lines)
 
 

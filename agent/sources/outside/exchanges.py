@@ -131,12 +131,16 @@ class Exchanges:
             left_ns = connection.client_left_ns
             if not left_ns or left_ns > before_ns:
                 continue
+            going_on = deque[_Pending]()
             for pending in connection.pending:
                 exchange = pending.exchange
-                if exchange is not None and (exchange.last_sent_ns or 0) <= left_ns:
+                if exchange is None:
+                    continue
+                if (exchange.last_sent_ns or 0) > left_ns:
+                    going_on.append(pending)
+                else:
                     self._end(exchange, left_ns, "left by the client", heard)
-            connection.pending.clear()
-            connection.receiving = None
+            connection.pending = going_on
 
     def open(self) -> list[Exchange]:
         """Those that are not over."""

@@ -88,6 +88,11 @@ class Lives:
                 del self._held[number]
                 self._close(held, readings)
 
+    @property
+    def at_rest(self) -> bool:
+        """Nothing is open, and all is told."""
+        return not self._held and self.steps.oldest_waiting_ns is None
+
     def oldest_open_ns(self) -> int | None:
         return min(
             (

@@ -33,7 +33,6 @@ class Reply:
     def __init__(self, *, events: bool) -> None:
         self._events = events  # text/event-stream
         self._line = bytearray()
-        self._cut = False  # bytes of the line were not seen: it says nothing
         self._seen_bytes = 0
         self._counts: dict[str, int] = {}
         self.tokens = 0
@@ -56,7 +55,8 @@ class Reply:
         self._seen_bytes += len(data)
         if length > len(data):
             self.hidden_bytes += length - len(data)
-            self._cut = self._events
+            if self._events:
+                self._line.clear()  # what comes next begins like an event, or says nothing
         return self.tokens - before
 
     def close(self) -> None:
@@ -70,9 +70,8 @@ class Reply:
     def _line_over(self) -> None:
         line = bytes(self._line)
         self._line.clear()
-        cut, self._cut = self._cut, False
         if self._events:
-            if cut or not line.startswith(b"data:"):
+            if not line.startswith(b"data:"):
                 return
             if line[5:].strip() == DONE:
                 self.done = True

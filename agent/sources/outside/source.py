@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dsagent.agent import procfs
@@ -18,7 +18,7 @@ from dsagent.agent.facts import Event, Readings, SourceState, SourceStatus, Targ
 from dsagent.agent.sources.kernel import check
 from dsagent.agent.sources.outside.capture import Capture
 from dsagent.agent.sources.outside.exchanges import Exchanges, Heard, Kind, Moved
-from dsagent.agent.sources.outside.lives import Lives, Totals
+from dsagent.agent.sources.outside.lives import Lives
 from dsagent.agent.sources.outside.markers import Found, find_markers
 from dsagent.agent.sources.outside.messages import Message, MessageKind
 from dsagent.agent.sources.outside.steps import Mark
@@ -42,8 +42,7 @@ _MOVES: dict[MessageKind, Kind] = {
 
 
 class OutsideSource:
-    """agent/facts.py's Source, with what the session asks of the rings' source besides.
-    `events_of`: told apart in tests."""
+    """agent/facts.py's Source, with what the session asks of the rings' source besides."""
 
     name = "steps"
 
@@ -180,10 +179,19 @@ class OutsideSource:
             self._tags = loaded
             self._mark()
 
-    @property
-    def totals(self) -> Totals:
-        """What has been seen so far, to be held against what the engine counts itself."""
-        return self._lives.totals
+    def counted(self) -> Mapping[str, float] | None:
+        """What has been seen so far, by agent/served.py's keys; None while it may yet change."""
+        if not self._lives.at_rest:
+            return None
+        totals = self._lives.totals
+        counts = {
+            "requests.finished": float(totals.requests),
+            "tokens.generated": float(totals.tokens),
+        }
+        if self._markers is not None and not self._lives.marks_wanted:
+            counts["steps"] = float(totals.steps)
+            counts["steps.yielding"] = float(totals.steps_with_text)
+        return counts
 
     def leave_unread(self) -> None:
         """After the last poll: what it has left is not read any more."""
