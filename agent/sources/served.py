@@ -26,6 +26,7 @@ MOST_BYTES = 8 << 20
 MOST_PORTS = 16  # asked for /metrics when it is looked for
 LOOK_AGAIN_ROUNDS = 15
 TOLERANCE_RATIO = 0.02
+_NOT_ASKED = "not asked yet"
 
 Counts = Mapping[str, float]  # by a quantity's key
 
@@ -61,7 +62,7 @@ class ServedSource:
         self._place: tuple[str, int] | None = None
         self._thread: threading.Thread | None = None
         self._answer: dict[str, float] | None = None
-        self._why = "not asked yet"
+        self._why = _NOT_ASKED
         self._next_ns = 0
         self._round = 0
         self._at_rest: tuple[Counts, Counts] | None = None  # ours and theirs, last time
@@ -149,6 +150,8 @@ class ServedSource:
         return events
 
     def status(self) -> SourceStatus:
+        if self._why == _NOT_ASKED:
+            return SourceStatus(self.name, "ok", self._why)
         if self._place is None:
             return SourceStatus(self.name, "unavailable", self._why)
         compared = ", ".join(

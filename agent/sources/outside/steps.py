@@ -183,7 +183,7 @@ class Steps:
         self._told_ns = end_ns
         self.told_id = mark.step_id
         waiting = sum(
-            life.exchange.received_ns < mark.start_ns
+            life.exchange.received_ns <= mark.start_ns
             and life.first_step is None
             and (life.exchange.ended_ns is None or life.exchange.ended_ns > mark.start_ns)
             for life in lives
@@ -215,7 +215,7 @@ class Steps:
 
     def _share(self, life: Life, mark: Mark, end_ns: int) -> Share | None:
         exchange, step_id = life.exchange, mark.step_id
-        if exchange.received_ns >= mark.start_ns:
+        if exchange.received_ns > mark.start_ns:
             life.found_busy |= exchange.received_ns < end_ns
             return None
         first, last = life.first_output, life.last_output
