@@ -175,26 +175,30 @@ class RingWriter:
     def write_step(self, head: StepHead, shares: Sequence[ShareRow]) -> None:
         """Append a step, fast: no objects made per share."""
         try:
-            omitted = 0
-            if len(shares) > MAX_SHARES:
-                omitted = len(shares) - MAX_SHARES
-                shares = shares[:MAX_SHARES]
-            count = len(shares)
+            columns = zip(*shares, strict=True) if shares else ((),) * 7
+            ids, prefill, scheduled, cached, context, output, recompute = columns
+        except Exception:  # noqa: BLE001  the engine must not see it; it is counted
+            self.count_failure()
+            return
+        self.write_columns(head, ids, scheduled, cached, context, output, prefill, recompute)
+
+    def write_columns(self, head: StepHead, ids: Sequence[str], *columns: Sequence[int]) -> None:
+        """Append a step whose shares come as columns: request ids, then scheduled, cached, context
+        and output tokens, is_prefill, is_recompute."""
+        try:
+            omitted = max(0, len(ids) - MAX_SHARES)
+            if omitted:
+                ids = ids[:MAX_SHARES]
+                columns = tuple(column[:MAX_SHARES] for column in columns)
+            count = len(ids)
+            scheduled, cached, context, output, prefill, recompute = columns
             *numbers, admission, graph = head
             packer = step_struct(count)
-            if count:
-                ids, prefill, scheduled, cached, context, output, recompute = zip(
-                    *shares, strict=True
-                )
-                packer.pack_into(
-                    self._scratch, _FRAME_BYTES, *numbers, omitted, admission, graph, count,
-                    *map(self._keys.__getitem__, ids), *scheduled, *cached, *context, *output,
-                    *prefill, *recompute,
-                )  # fmt: skip
-            else:
-                packer.pack_into(
-                    self._scratch, _FRAME_BYTES, *numbers, omitted, admission, graph, 0
-                )
+            packer.pack_into(
+                self._scratch, _FRAME_BYTES, *numbers, omitted, admission, graph, count,
+                *map(self._keys.__getitem__, ids), *scheduled, *cached, *context, *output,
+                *prefill, *recompute,
+            )  # fmt: skip
             self._publish(RecordKind.STEP, _FRAME_BYTES + packer.size)
             if omitted and self._memory is not None:
                 self._memory.words[_SHARES_OMITTED] += omitted

@@ -23,8 +23,8 @@ STEP_ATTRIBUTE = "dsagent_step"  # of the SchedulerOutput: engine id, step id; p
 _MOST_PENDING = 64
 _MOST_REMEMBERED = 16_384
 
-# request_id, is_prefill, scheduled, cached, context tokens, is_recompute
-_Planned = tuple[str, bool, int, int, int, bool]
+# Columns: request ids; scheduled, cached, context tokens; is_prefill, is_recompute.
+_Planned = tuple[list[str], list[int], list[int], list[int], list[bool], list[bool]]
 # Of the head of a step: from prefill_tokens on, up to graph.
 _Counts = tuple[int, int, int, int, int, int, int, int]
 
@@ -36,8 +36,8 @@ class SchedulerWatch:
         self.engine_id = random_id(64) >> 1 or 1  # fits a signed column
         self.ring = LazyRing(self._make_ring)
         self._step_id = 0
-        # id of the SchedulerOutput → it, step id, begin, end of schedule, rows, counts
-        self._pending: dict[int, tuple[Any, int, int, int, list[_Planned], _Counts]] = {}
+        # id of the SchedulerOutput → it, step id, begin, end of schedule, shares, counts
+        self._pending: dict[int, tuple[Any, int, int, int, _Planned, _Counts]] = {}
         self._output_begun_ns = 0  # of the step before: the workers were free from then on
         self._chunks: dict[str, int] = {}  # unfinished prefill → tokens computed
         self._recompute: dict[str, int] = {}  # preempted → tokens that it had computed
@@ -116,7 +116,7 @@ class SchedulerWatch:
             return
         self._step_id += 1
         setattr(output, STEP_ATTRIBUTE, (self.engine_id, self._step_id))
-        rows, prefill_tokens = self._plan(scheduler.requests, tokens, output)
+        shares, prefill_tokens = self._plan(scheduler.requests, tokens, output)
         waiting = _waiting(scheduler)
         blocks_total, blocks_free = _blocks(scheduler)
         scheduled = sum(tokens.values())
@@ -135,44 +135,41 @@ class SchedulerWatch:
         if len(self._pending) >= _MOST_PENDING:
             del self._pending[next(iter(self._pending))]
             self.ring.count_failure()
-        self._pending[id(output)] = (output, self._step_id, begun_ns, ended_ns, rows, counts)
+        self._pending[id(output)] = (output, self._step_id, begun_ns, ended_ns, shares, counts)
 
     def _plan(
         self, requests: dict[str, Any], tokens: dict[str, int], output: Any
-    ) -> tuple[list[_Planned], int]:
+    ) -> tuple[_Planned, int]:
         """Who is in the step with what, and how many of its tokens are prefill."""
-        admitted = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         chunks, again = self._chunks, self._recompute
-        rows: list[_Planned] = []
+        context: list[int] = []
+        cached = [0] * len(tokens)
+        prefill = [False] * len(tokens)
+        recompute = [False] * len(tokens)
         prefill_tokens = 0
         for request_id, count in tokens.items():
             request = requests[request_id]
             reached = request.num_computed_tokens  # schedule() has advanced it already
-            context = reached - count
-            recompute = request_id in again
-            if recompute:
-                recompute = context < again[request_id]
-                if reached >= again[request_id]:
-                    del again[request_id]
-            prompt = request.num_prompt_tokens
-            prefill = recompute or context < prompt
-            if prefill:
-                prefill_tokens += count
+            before = reached - count
+            if before < request.num_prompt_tokens or request_id in again:
+                place = len(context)
+                if request_id in again:
+                    prefill[place] = recompute[place] = before < again[request_id]
+                    if reached >= again[request_id]:
+                        del again[request_id]
+                prompt = request.num_prompt_tokens
+                prefill[place] |= before < prompt
+                if prefill[place]:
+                    prefill_tokens += count
                 if reached < prompt:
                     chunks[request_id] = reached
-                elif chunks:
+                else:
                     chunks.pop(request_id, None)
-            rows.append(
-                (
-                    request_id,
-                    prefill,
-                    count,
-                    admitted.get(request_id, 0),
-                    max(0, context),
-                    recompute,
-                )
-            )
-        return rows, prefill_tokens
+            context.append(before if before > 0 else 0)
+        ids = list(tokens)
+        for new in output.scheduled_new_reqs:
+            cached[ids.index(new.req_id)] = new.num_computed_tokens
+        return (ids, list(tokens.values()), cached, context, prefill, recompute), prefill_tokens
 
     def _note_preempted(self, scheduler: Any, output: Any) -> int:
         """How many were preempted in this call of schedule(), and what they had computed."""
@@ -203,29 +200,22 @@ class SchedulerWatch:
         pending = self._pending.pop(id(output), None)
         if pending is None:
             return
-        _, step_id, start_ns, scheduled_ns, rows, counts = pending
+        _, step_id, start_ns, scheduled_ns, shares, counts = pending
         # Before that the workers were at the step before: this one waited in their queue.
         forward_ns = min(max(scheduled_ns, self._output_begun_ns), begun_ns)
         self._output_begun_ns = begun_ns
-        sampled: dict[str, int] = {}
-        for each in result.values() if isinstance(result, dict) else (result,):
-            for one in each.outputs:
-                sampled[one.request_id] = len(one.new_token_ids)
         writer = self.ring.get()
         if writer is None:
             return
-        of = sampled.get
-        shares = [
-            (request_id, prefill, count, cached, context, of(request_id, 0), recompute)
-            for request_id, prefill, count, cached, context, recompute in rows
-        ]
+        ids, scheduled, cached, context, prefill, recompute = shares
+        tokens = _sampled(result, ids)
         end_ns = monotonic_ns()
-        writer.write_step(
+        writer.write_columns(
             (
                 step_id, start_ns, end_ns, scheduled_ns - start_ns, forward_ns - scheduled_ns,
                 begun_ns - forward_ns, 0, end_ns - begun_ns, *counts, _graph(computed),
             ),
-            shares,
+            ids, scheduled, cached, context, tokens, prefill, recompute,
         )  # fmt: skip
         following = next(iter(self._pending.values()), None)
         if following is None:
@@ -241,6 +231,15 @@ class SchedulerWatch:
     def close(self) -> None:
         self._pending.clear()
         self.ring.close()
+
+
+def _sampled(result: Any, ids: list[str]) -> list[int]:
+    """How many tokens each of them was given; `result` is one object or one for each front end."""
+    groups = list(result.values()) if isinstance(result, dict) else [result]
+    if len(groups) == 1 and [one.request_id for one in groups[0].outputs] == ids:
+        return [len(one.new_token_ids) for one in groups[0].outputs]
+    counts = {one.request_id: len(one.new_token_ids) for each in groups for one in each.outputs}
+    return [counts.get(request_id, 0) for request_id in ids]
 
 
 def _waiting(scheduler: Any) -> int:
@@ -259,7 +258,8 @@ def _blocks(scheduler: Any) -> tuple[int, int]:
 
 def _admission(scheduler: Any, scheduled: int, preempted: int, blocks_free: int) -> Admission:
     """Why somebody still waits."""
-    if len(scheduler.running) >= scheduler.max_num_running_reqs:
+    places = getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs)
+    if len(scheduler.running) >= places:
         return Admission.NO_PLACE
     if preempted:
         return Admission.NO_KV_BLOCKS
