@@ -28,7 +28,7 @@ try "ruff format" $bin/ruff format --check .
 try "mypy --strict, the packages" \
     env MYPYPATH=build/mypy $bin/mypy --cache-dir build/mypy/cache "${packages[@]/#/-pdsagent.}"
 try "mypy --strict, scripts and the tests' helpers" \
-    env MYPYPATH=build/mypy:tests/accuracy $bin/mypy --cache-dir build/mypy/cache "${helpers[@]}"
+    env MYPYPATH=build/mypy:tests/accuracy:tests/vllm:tests/overhead $bin/mypy --cache-dir build/mypy/cache "${helpers[@]}"
 try "direction of imports" $bin/python -m pytest -q tests/unit/test_imports.py
 
 if ((${#failed[@]})); then

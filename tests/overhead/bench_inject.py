@@ -48,7 +48,9 @@ while True:
 
 def alone(rounds: int) -> dict[str, Any]:
     source = hooks.source_to_put(())
-    said, seen, idle = [], [], []
+    said: list[float] = []
+    seen: list[float] = []
+    idle: list[float] = []
     with subprocess.Popen(
         [sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
