@@ -25,6 +25,7 @@ from dsagent.agent.sources import kernel_tables as tables
 from dsagent.agent.sources.bpf.layout import (
     CONTROL,
     CPU,
+    MAX_PROCESSES,
     MAX_THREADS,
     THREAD,
     WORDS,
@@ -286,22 +287,29 @@ class _Running:
     def status(self, name: str) -> SourceStatus:
         notes = [self.why_tier] if self.why_tier else []
         if untracked := int(self._control["untracked"][0]):
-            notes.append(f"{untracked} threads beyond {MAX_THREADS} are not followed")
+            notes.append(
+                f"{untracked} threads beyond {MAX_THREADS}, or processes beyond {MAX_PROCESSES}, "
+                "are not followed"
+            )
         if missed := int(self._cpus["missed"].sum()):
             notes.append(f"the kernel did not report {missed} switches")
         if lost := self.loaded.lost_probes():
             notes.append(
                 "not measured: " + ", ".join(f"{each} ({why})" for each, why in lost.items())
             )
-        runs = sum(int(self._cpus[each].sum()) for each in ("switches", "wakings", "others"))
+        switches, wakings, others, glances = (
+            int(self._cpus[each].sum()) for each in ("switches", "wakings", "others", "glances")
+        )
+        # Wakings of strangers are not counted; there is one for each switch at most.
+        glances += max(0, switches - wakings)
         return SourceStatus(
             name,
             "lagging" if self._lagging else "ok",
             "; ".join(notes),
             dropped=int(self._cpus["dropped"].sum()),
             cost_ns=int(self._cpus["cost_ns"].sum())
-            + runs * _ENTRY_NS
-            + int(self._cpus["glances"].sum()) * _GLANCE_NS
+            + (switches + wakings + others) * _ENTRY_NS
+            + glances * _GLANCE_NS
             + self._poll_cost_ns,
         )
 

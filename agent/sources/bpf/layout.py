@@ -14,6 +14,7 @@ WORDS = 64
 FOREIGNERS = 16
 STATE_BITS = 5
 MAX_THREADS = 4096
+MAX_PROCESSES = 1024
 
 _SUM = np.dtype([("ns", "u8"), ("start_ns", "u8"), ("end_ns", "u8"), ("count", "u8")])
 _THREAD_SUMS = np.dtype(

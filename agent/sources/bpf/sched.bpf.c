@@ -14,6 +14,7 @@
 #include "foreign.h"
 #include "reasons.h"
 
+#define TABLE_FULL 7 /* E2BIG */
 #define TIMER_NS 5000 /* a timer that wakes somebody does so within this time */
 
 static __always_inline void give_back(struct ds_thread *t, struct task_struct *task)
@@ -190,12 +191,15 @@ int on_waking(__u64 *ctx)
 {
 	struct task_struct *task = (void *)ctx[0];
 	struct ds_thread *t = thread_of(task);
-	struct ds_cpu *cpu = this_cpu();
+	struct ds_cpu *cpu;
 	enum ds_kind kind;
 	__u64 now;
 
-	if (!t || !cpu)
-		return glanced(cpu);
+	if (!t) /* not even counted: an unrelated process pays for nothing else but this */
+		return 0;
+	cpu = this_cpu();
+	if (!cpu)
+		return 0;
 	now = bpf_ktime_get_ns();
 	kind = t->since_state & ((1 << STATE_BITS) - 1);
 	/* It may not have been switched out yet. */
@@ -309,8 +313,10 @@ int on_fork(__u64 *ctx)
 
 	if (!word)
 		return 0;
-	if (pid != parent_pid) /* a ring is not inherited: it is mapped for its maker only */
-		bpf_map_update_elem(&processes, &pid, &none, BPF_NOEXIST);
+	/* A ring is not inherited: it is mapped for its maker only. */
+	if (pid != parent_pid &&
+	    bpf_map_update_elem(&processes, &pid, &none, BPF_NOEXIST) == -TABLE_FULL)
+		__sync_fetch_and_add(&shared.untracked, 1);
 	track(child, pid == parent_pid ? *word : 0, DS_RUNQUEUE, bpf_ktime_get_ns());
 	return 0;
 }

@@ -66,7 +66,7 @@ struct ds_config {
 struct ds_control {
 	__u64 generation; /* user space adds one, then owns the sums of the one before */
 	__u64 step; /* the step last seen running in the target */
-	__u64 untracked; /* threads that found no slot */
+	__u64 untracked; /* threads that found no slot, processes for which the table is full */
 	__u64 slots_used; /* slots ever given out; may exceed what there are */
 };
 
@@ -133,7 +133,7 @@ struct ds_cpu {
 	__u64 switches;
 	__u64 wakings;
 	__u64 others; /* runs of the programs beside those two */
-	__u64 glances; /* runs, of any of them, that looked and left */
+	__u64 glances; /* runs that looked and left, but those of on_waking */
 	__u64 timer_ns; /* when a timer last expired here */
 	__u64 irq_start_ns; /* of the interrupt on top of a thread of the target */
 	__u32 irq; /* enum ds_irq */
