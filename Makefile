@@ -1,7 +1,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench accuracy bpf clean
+.PHONY: help setup demo test test-vllm test-vllm-nightly setup-vllm check bench accuracy bpf clean
 
 PY := .venv/bin/python
 
@@ -9,6 +9,8 @@ help:
 	@echo 'make setup   all that is needed, on a bare Debian 12, into .venv (as root: packages too)'
 	@echo 'make demo    serve a real model, attach to it, explain its slowest request'
 	@echo 'make test    set-up, checks and every test'
+	@echo 'make test-vllm  the tests against a real vLLM server, in an environment of its own (3.5 GB)'
+	@echo 'make test-vllm-nightly  those and more: DeepSeek, the names in other versions of vLLM'
 	@echo 'make check   ruff, mypy --strict, the direction of imports'
 	@echo 'make bench   measure, and write docs/benchmarks.md'
 	@echo 'make accuracy  real faults on a real engine: how often the account is right (25 min)'
@@ -23,6 +25,15 @@ demo: setup
 
 test:
 	@begun=$$(date +%s); bash scripts/setup.sh; exec $(PY) scripts/test.py --begun "$$begun"
+
+setup-vllm: setup
+	@bash scripts/setup_vllm.sh
+
+test-vllm: setup-vllm
+	@DSAGENT_REQUIRE_VLLM=1 $(PY) -m pytest tests/vllm -m 'not nightly'
+
+test-vllm-nightly: setup-vllm
+	@DSAGENT_REQUIRE_VLLM=1 $(PY) -m pytest tests/vllm
 
 check:
 	@bash scripts/check.sh

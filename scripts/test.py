@@ -44,8 +44,11 @@ class Outcome:
         return ", ".join(f"{count} {what}" for what, count in self.counts.items())
 
 
+PYTEST = (sys.executable, "-m", "pytest")
+
+
 def pytest_stage(name: str, limit_s: int, *paths: str) -> Stage:
-    return Stage(name, (sys.executable, "-m", "pytest", *paths), limit_s)
+    return Stage(name, (*PYTEST, *paths), limit_s)
 
 
 STAGES = (
@@ -53,6 +56,12 @@ STAGES = (
     pytest_stage("unit and golden", 900, "tests/unit", "tests/golden"),
     pytest_stage("live", 1500, "tests/live"),
     pytest_stage("accuracy", 900, "tests/accuracy"),
+    Stage("vLLM's environment", ("bash", "scripts/setup_vllm.sh"), 1200, is_pytest=False),
+    Stage(
+        "vLLM",
+        ("env", "DSAGENT_REQUIRE_VLLM=1", *PYTEST, "tests/vllm", "-m", "not nightly"),
+        1500,
+    ),
 )
 
 

@@ -18,14 +18,16 @@ from watched import Watched
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Without vLLM's environment there is nothing to test; `make test-vllm` insists on it."""
+    here = Path(__file__).parent
+    ours = [item for item in items if here in item.path.parents]
+    for item in ours:
+        item.add_marker(pytest.mark.timeout(900))  # a start takes minutes on a busy machine
     if (VLLM / "bin" / "vllm").exists() and MODELS.exists():
         return
     if os.environ.get("DSAGENT_REQUIRE_VLLM") == "1":
         raise pytest.UsageError(f"no vLLM in {VLLM}, or no models in {MODELS}: make setup-vllm")
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason="needs vLLM's environment: make setup-vllm"))
+    for item in ours:
+        item.add_marker(pytest.mark.skip(reason="needs vLLM's environment: make setup-vllm"))
 
 
 @dataclass(frozen=True, slots=True)

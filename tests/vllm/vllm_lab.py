@@ -38,19 +38,21 @@ ENVIRONMENT = {
 }
 
 
+_held: list[IO[str]] = []  # the lock, while this process has it
+
+
 @contextlib.contextmanager
 def one_server_at_a_time() -> Iterator[None]:
-    """Whoever starts servers on this machine waits for his turn."""
-    if os.environ.get("DSAGENT_VLLM_LOCKED") or _held:  # by who started us, or a wider fixture
-        yield
-        return
-    with LOCK.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        _held.append(lock)
+    """Whoever starts servers on this machine waits for his turn; who has it may start a second."""
+    if not _held and not os.environ.get("DSAGENT_VLLM_LOCKED"):  # by who started us
+        _held.append(LOCK.open("w"))
+        fcntl.flock(_held[0], fcntl.LOCK_EX)
         try:
             yield
         finally:
-            _held.clear()
+            _held.pop().close()
+        return
+    yield
 
 
 def site_packages(environment: Path) -> Path:

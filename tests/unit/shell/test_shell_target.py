@@ -23,7 +23,9 @@ from dsagent.agent.target import NotAnEngine, Rings, check_alive, is_starting, r
 PARENTS = {1: 0, 10: 1, 11: 10, 20: 11, 21: 20, 22: 20, 30: 10, 40: 1}
 
 
-def put(proc: Path, pid: int, ppid: int, *, ticks: int = 500, state: str = "S") -> None:
+def put(
+    proc: Path, pid: int, ppid: int, *, ticks: int = 500, state: str = "S", comm: str = ""
+) -> None:
     folder = proc / str(pid)
     (folder / "fd").mkdir(parents=True, exist_ok=True)
     (folder / "ns").mkdir(exist_ok=True)
@@ -32,7 +34,7 @@ def put(proc: Path, pid: int, ppid: int, *, ticks: int = 500, state: str = "S") 
         (proc / "pidns").touch()
         namespace.symlink_to(proc / "pidns")
     fields = f"{state} {ppid} " + "0 " * 17 + f"{ticks} 0 0 0\n"
-    (folder / "stat").write_text(f"{pid} (p{pid}) {fields}")
+    (folder / "stat").write_text(f"{pid} ({comm or f'p{pid}'}) {fields}")
 
 
 @pytest.fixture
@@ -66,6 +68,41 @@ def test_a_gap_between_two_processes_of_an_engine_is_bridged(proc: Path) -> None
 
 def test_an_ancestor_of_another_engine_is_not_taken(proc: Path) -> None:
     assert resolve(20, proc=proc, rings_of=rings(p10=2, p20=1)).pid == 20
+
+
+# vllm 100 ─┬─ VLLM::APIServer 110, 111   launcher 99 of it
+#           └─ VLLM::EngineCor 120 ── VLLM::Worker 130
+VLLM_SERVER = ((99, 1, ""), (100, 99, "vllm"), (110, 100, "VLLM::APIServer"),
+               (111, 100, "VLLM::APIServer"), (120, 100, "VLLM::EngineCor"),
+               (130, 120, "VLLM::Worker"))  # fmt: skip
+
+
+def vllm_rings(**engines: int) -> Callable[[int], Rings]:
+    def of(pid: int) -> Rings:
+        engine_id = engines.get(f"p{pid}")
+        return Rings() if engine_id is None else Rings(frozenset({engine_id}), vllm=True)
+
+    return of
+
+
+@pytest.mark.parametrize("pid", [99, 100, 110, 111, 120, 130])
+def test_a_vllm_server_is_one_target(proc: Path, pid: int) -> None:
+    for its_pid, ppid, comm in VLLM_SERVER:
+        put(proc, its_pid, ppid, comm=comm)
+    of = vllm_rings(p110=1, p111=2, p120=3, p130=3)
+    target = resolve(pid, proc=proc, rings_of=of)
+    assert (target.pid, target.engine, target.service_name) == (100, "vllm", "vllm")
+    assert target.children == (110, 111, 120, 130)
+
+
+@pytest.mark.parametrize("pid", [10, 20, 21, 22])
+def test_a_vllm_that_names_nothing_is_one_by_its_rings(proc: Path, pid: int) -> None:
+    assert resolve(pid, proc=proc, rings_of=vllm_rings(p20=1, p21=2)).pid == 20
+
+
+def test_a_launcher_of_two_vllm_servers_must_be_narrowed_down(proc: Path) -> None:
+    with pytest.raises(DsagentError, match=r"several engines; give one of: 20, 30"):
+        resolve(10, proc=proc, rings_of=vllm_rings(p20=1, p21=2, p30=3))
 
 
 def test_a_launcher_of_several_engines_must_be_narrowed_down(proc: Path) -> None:
