@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,11 +112,13 @@ class Observed:
 
 
 @contextmanager
-def agent(pid: int, directory: Path) -> Iterator[Observed]:
+def agent(
+    pid: int, directory: Path, *flags: str, started_by: Sequence[str] = ()
+) -> Iterator[Observed]:
     """Attaches for the length of the block; what it found is there after it. What is scored is
     what it says with all its eyes open: what that costs is `make bench`'s business."""
-    command = [str(DSAGENT), "attach", str(pid), "--record", str(directory), "--json"]
-    command += ["--max-overhead", "50%", "--tier", "full"]
+    command = [*started_by, str(DSAGENT), "attach", str(pid), "--record", str(directory), "--json"]
+    command += ["--max-overhead", "50%", "--tier", "full", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     observed = Observed(directory)
     try:
