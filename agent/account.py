@@ -158,6 +158,8 @@ class Account:
     step_ids: tuple[int, ...] = field(default=())  # the steps it took part in, in order
     engine_id: int = 0
     engine_span: JoinedEngineSpan | None = None
+    # what the agent, to save cost, did not look at meanwhile: probes, or a source
+    not_looked_at: tuple[str, ...] = ()
 
     @property
     def trace_id(self) -> str:
@@ -200,6 +202,7 @@ class Account:
                 for d in self.delayed_by
             ],
             "steps": len(self.step_ids),
+            "not_looked_at": list(self.not_looked_at),
             "engine_span": None if self.engine_span is None else self.engine_span.to_json(),
         }
 

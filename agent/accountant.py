@@ -12,7 +12,7 @@ import heapq
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dsagent.agent.account import Account
 from dsagent.agent.attribute import RequestView, attribute, last_output_ns
@@ -36,6 +36,7 @@ MOST_WAITING = 20_000  # steps that wait for their facts
 MOST_ENGINES = 16
 MOST_RANK_STEPS = 16_384  # whose step has not come yet
 MOST_FRONT_ENDS = 256
+MOST_VIEWS = 256  # changes of what is looked at
 CLEAN_RATIO = 0.05
 MOST_CLEAN_RATIO = 0.2
 GANG_RATIO = 0.2
@@ -85,6 +86,20 @@ class Accountant:
         self._fresh: list[Facts] = []
         self._facts_complete_ns: int | None = None
         self._kernel_off = False
+        self._views: deque[tuple[int, tuple[str, ...]]] = deque(maxlen=MOST_VIEWS)
+
+    def looks_at_all_but(self, now_ns: int, names: tuple[str, ...]) -> None:
+        """From now on. Their causes stay unattributed, and accounts say so."""
+        self._views.append((now_ns, names))
+
+    def _not_looked_at(self, record: RequestRecord) -> tuple[str, ...]:
+        names: set[str] = set()
+        until_ns = record.sent_ns
+        for since_ns, missing in reversed(self._views):
+            if since_ns < until_ns and until_ns > record.received_ns:
+                names.update(missing)
+            until_ns = min(until_ns, since_ns)
+        return tuple(sorted(names))
 
     def source_off(self, name: str) -> None:
         """A source that will bring nothing: the kernel's facts are not waited for any more."""
@@ -251,8 +266,8 @@ class Accountant:
         step = piece.step
         forward = [section for section in piece.sections if section.kind == "forward"]
         forward_ns = sum(section.ns for section in forward)
-        if forward_ns <= 0:
-            return
+        if forward_ns <= 0 or step.start_ns < self.attached_ns:
+            return  # what delayed it before we came, nobody has seen
         delayed_ns = sum(section.delayed_ns for section in forward)
         clean = engine.is_clean(delayed_ns / forward_ns)
         ran = engine.gang_seen.pop(step.step_id, None)
@@ -301,7 +316,7 @@ class Accountant:
             model=engine.model,
             engine_id=engine.engine_id,
         )
-        return attribute(view)
+        return replace(attribute(view), not_looked_at=self._not_looked_at(record))
 
     def _pieces_of(self, record: RequestRecord) -> tuple[_Engine, list[Piece]]:
         """The engine that served it and the pieces that overlap its life."""

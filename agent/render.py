@@ -124,6 +124,9 @@ def _notes(document: Document) -> list[str]:
         notes.append("assumed: the model knows too few clean steps yet, or none of this size")
     if not document.get("finished", True):
         notes.append("not finished: this is its account so far")
+    if document.get("not_looked_at"):
+        names = ", ".join(document["not_looked_at"])
+        notes.append(f"not looked at meanwhile, to save cost, so unattributed: {names}")
     if document.get("error"):
         notes.append(f"ended with an error: {escape(document['error'])}")
     if document["partial"]:

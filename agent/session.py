@@ -341,6 +341,8 @@ class Session:
         ran = kernel.runs
         action, events = self._stepping.judge(window, now_ns)
         self._pending_events += events
+        if action in ("step down", "step up"):
+            self._accountant.looks_at_all_but(now_ns, self._stepping.not_looked_at)
         if action in ("step up", "relax"):
             self._least_tick_ns = max(self._least_tick_ns // 2, TICK_NS)
         elif action != "go on":
@@ -372,8 +374,8 @@ class Session:
     def _finish(self) -> dict[str, Any]:
         """The summary, once every account is made that still can be."""
         ended_ns = time.monotonic_ns()
-        self._settle()
         self._compare_with_normal(ended_ns, is_last=True)
+        self._settle()
         self._overhead.update(time.monotonic_ns(), self._feeds.kernel_cost_ns(), self._hooks_ns())
         pss_bytes = procfs.own_pss_bytes()
         self._feeds.stop()
@@ -427,6 +429,9 @@ class Session:
                 )
             case "why":
                 return self.ledger.why(now_ns=now_ns, last_ns=last_ns)
+            case "detach":
+                self.stop()
+                return {}
         raise DsagentError("not a request this agent understands", exit_code=USAGE)
 
 
@@ -436,9 +441,6 @@ def _facts_complete_ns(brought: Sequence[Readings]) -> int | None:
 
 
 def _one_array(brought: Sequence[Readings]) -> Facts:
-            case "detach":
-                self.stop()
-                return {}
     arrays = [readings.facts for readings in brought if len(readings.facts)]
     if len(arrays) > 1:
         return np.concatenate(arrays)

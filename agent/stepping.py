@@ -6,7 +6,7 @@ from dsagent.agent.budget import Action, Budget, Level
 from dsagent.agent.facts import Event
 from dsagent.agent.feeds import Feeds
 from dsagent.agent.overhead import Window
-from dsagent.agent.probes import Tier
+from dsagent.agent.probes import Tier, probes_of
 
 _LOOKS = "the kernel source looks at tier {}"
 
@@ -19,6 +19,14 @@ class Stepping:
         self._max_ratio = max_ratio
         self._asked = tier
         self._budget = Budget(max_ratio, tier)
+
+    @property
+    def not_looked_at(self) -> tuple[str, ...]:
+        """Of what was asked for: the probes that the tier has not, or the whole source."""
+        level = self._budget.level
+        if level == "off":
+            return ("kernel",)
+        return tuple(sorted(probes_of(self._asked) - probes_of(level)))
 
     def judge(self, window: Window, now_ns: int) -> tuple[Action, list[Event]]:
         """After each window of the overhead meter."""

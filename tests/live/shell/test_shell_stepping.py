@@ -16,6 +16,7 @@ from shell_lab import Engine
 
 from dsagent.agent import budget, overhead
 from dsagent.agent import session as session_module
+from dsagent.agent.account import Account
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import Event, SourceStatus
 from dsagent.agent.feeds import Feeds
@@ -55,7 +56,7 @@ class Listener:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.kernel: list[SourceStatus] = []
-        self.accounts = 0
+        self.accounts: list[Account] = []
         self.changed = threading.Condition()
 
     def start(self) -> None:
@@ -65,7 +66,7 @@ class Listener:
         with self.changed:
             self.events += [e for e in batch.events if e.name.endswith("_budget")]
             self.kernel += [status for status in batch.sources if status.name == "kernel"]
-            self.accounts += len(batch.accounts)
+            self.accounts += batch.accounts
             self.changed.notify_all()
 
     def wait(self, what: Callable[[], bool]) -> None:
@@ -132,7 +133,7 @@ def test_it_steps_down_while_looking_is_too_dear_and_up_again(engine: Engine) ->
         assert up.name == "agent.within_budget"
         assert up.message.startswith("the kernel source looks at tier default again: expected to ")
         engine.do("request r2")
-        listener.wait(lambda: listener.accounts == 2)
+        listener.wait(lambda: len(listener.accounts) == 2)
         costs = [status.cost_ns for status in listener.kernel]
         assert costs == sorted(costs)
 
@@ -146,7 +147,8 @@ def test_off_is_said_and_it_goes_on_without(engine: Engine) -> None:
         messages = [event.message.partition(":")[0] for event in listener.events]
         assert messages[:2] == ["the kernel source looks at tier core", "source kernel is off"]
         engine.do("request r2")
-        listener.wait(lambda: listener.accounts == 2)
+        listener.wait(lambda: len(listener.accounts) == 2)
+        assert listener.accounts[1].not_looked_at == ("kernel",)
 
 
 def test_from_off_it_is_loaded_anew_and_tags_by_step_again(engine: Engine) -> None:
