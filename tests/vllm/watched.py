@@ -123,7 +123,8 @@ class Watched:
         connection.request("POST", path, json.dumps(document), given)
         reply = connection.getresponse()
         assert reply.status == 200
-        first_ns, chunks, request_id, usage = 0, 0, "", {}
+        first_ns, chunks, request_id = 0, 0, ""
+        usage: dict[str, Any] = {}
         while line := reply.readline():
             if not line.startswith(b"data: {"):
                 continue
