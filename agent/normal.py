@@ -16,6 +16,8 @@ from dsagent.agent.model import COEFFICIENTS, KNOTS, CleanStepModel
 VERSION = 1
 SEVERAL_SIZES = 2
 ENOUGH_OF_A_SIZE = 16
+# A wider band tells of the machine's noise, of which the lower quartile knows little.
+WIDEST_BAND_RATIO = 0.25
 MOST_NORMALS = 64
 MOST_CHARS = 512
 MOST_STEPS = 1 << 40
@@ -78,7 +80,8 @@ def compare(normal: Normal, model: CleanStepModel) -> Comparison | None:
     if not model.fitted:
         return None
     then = CleanStepModel.of(normal.coefficients, normal.band_ratio)
-    most = (1 + normal.band_ratio) * (1 + model.band_ratio)
+    then_ratio, now_ratio = normal.band_ratio, model.band_ratio
+    most = (1 + min(then_ratio, WIDEST_BAND_RATIO)) * (1 + min(now_ratio, WIDEST_BAND_RATIO))
     ratios = []
     for size in normal.sizes:
         rows = model.rows.get(size, ())
