@@ -82,6 +82,8 @@ def explain(document: Document) -> RenderableType:
         pieces += [Text(), _ttft(document)]
     if document["delayed_by"]:
         pieces += [Text(), _delayed_by(document)]
+    if document.get("engine_span"):
+        pieces += [Text(), _engine_span(document["engine_span"])]
     if document["others"]:
         pieces += [Text(), _others(document["others"])]
     return Group(*pieces)
@@ -115,6 +117,26 @@ def _headline(document: Document) -> Text:
     for note in _notes(document):
         text.append(f"\n{note}", style="yellow")
     text.append("\n")
+    return text
+
+
+def _engine_span(span: Document) -> Text:
+    """Whether the engine's own figures agree with ours."""
+    name = escape(span["name"])
+    figures = span["figures"]
+    differing = [each for each in figures if not each["agrees"]]
+    text = Text(f"the engine's own span, {name}: ", style="dim")
+    if not figures:
+        text.append("it says no figure that we have, too")
+    elif not differing:
+        text.append(f"its figures agree with ours ({len(figures)} compared)")
+    for each in differing:
+        is_time = each["unit"] == "ns"
+        theirs, ours = (
+            ms(each[side]) if is_time else f"{each[side]} {each['unit']}"
+            for side in ("engine", "ours")
+        )
+        text.append(f"\n  {escape(each['figure'])} is {theirs} there, {ours} here", style="yellow")
     return text
 
 

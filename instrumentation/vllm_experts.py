@@ -1,9 +1,8 @@
 """How vLLM's experts are loaded: the router's choices, counted in the worker in some of the steps.
 
-Every EVERY_STEPS-th forward pass each layer's choices are counted, by one small tensor operation
-on the device where they are; a few seconds apart the counts are written as tallies. Nothing is
-counted while a CUDA graph is captured, nor in code that is being compiled: what would be counted
-then is not what runs.
+Each layer's choices are kept in every EVERY_STEPS-th forward pass, not all layers' in the same one;
+every few seconds they are counted and written as a tally. Nothing is kept while a CUDA graph is
+captured, nor in code that is being compiled: what would be counted then is not what runs.
 """
 
 from __future__ import annotations
@@ -18,10 +17,12 @@ from dsagent.instrumentation.ring_lazy import LazyRing
 from dsagent.instrumentation.tally import MAX_COUNTS, Tally, What
 from dsagent.instrumentation.vllm_patch import AnyFunction, Hook
 
-EVERY_STEPS = 16
-WRITE_NS = 2_000_000_000
+EVERY_STEPS = 32
+WRITE_NS = 5_000_000_000
+_MOST_KEPT = 16_384  # choices of one layer; beyond that they are counted at once
 _MOST_LAYERS = 512
-_MOST_FAILURES = 10
+_FOR_EVER = 1 << 62
+_MOST_FAILURES = 3  # fewer than switch the ring off, which others write, too
 
 
 class _Layer:
@@ -32,7 +33,11 @@ class _Layer:
         self.index = index
         self.label = label
         self.experts = experts
-        self.counts: Any = None  # a tensor of whole numbers, where the choices are
+        self.skip = index % EVERY_STEPS  # passes until the next that is counted
+        self.since_ns = 0
+        self.kept: list[Any] = []  # copies of choices, not counted yet
+        self.choices = 0  # in those
+        self.counts: Any = None  # of those before
 
 
 class ExpertWatch:
@@ -44,9 +49,6 @@ class ExpertWatch:
         self._ring = ring
         self._executing = executing
         self._layers: dict[int, _Layer] = {}
-        self._pass = 0
-        self._counting = False
-        self._since_ns = 0
         self._failures = 0
 
     def hooks(self) -> tuple[Hook, ...]:
@@ -58,84 +60,104 @@ class ExpertWatch:
         torch: Any = sys.modules["torch"]
         is_compiling = torch.compiler.is_compiling
 
+        layers = self._layers
+
         def select_experts(router: Any, *args: Any, **kwargs: Any) -> Any:
             chosen = original(router, *args, **kwargs)
-            if not is_compiling():
-                try:
-                    self._chosen(torch, router, chosen[1])
-                except Exception:  # noqa: BLE001  vLLM must not see it; it is counted
-                    self._failed()
+            if is_compiling():
+                return chosen
+            layer = layers.get(id(router))
+            if layer is not None and layer.skip:
+                layer.skip -= 1
+                return chosen
+            try:
+                self._chosen(torch, layer or self._know(router), chosen[1])
+            except Exception:  # noqa: BLE001  vLLM must not see it; it is counted
+                self._failed(layer)
             return chosen
 
         return select_experts
 
-    def _failed(self) -> None:
-        self._ring.count_failure()
-        self._failures += 1
+    def _failed(self, layer: _Layer | None) -> None:
+        if self._failures < _MOST_FAILURES:
+            self._failures += 1
+            self._ring.count_failure()
+        elif layer is not None:
+            layer.skip = _FOR_EVER
 
-    def _chosen(self, torch: Any, router: Any, ids: Any) -> None:
+    def _chosen(self, torch: Any, layer: _Layer, ids: Any) -> None:
         """`ids`: [tokens, experts chosen for each]."""
+        if layer.skip:  # just got to know
+            layer.skip -= 1
+            return
         engine_id, rank = self._executing()
-        if not engine_id or self._failures >= _MOST_FAILURES:
+        if not engine_id or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
             return
-        layer = self._layers.get(id(router))
-        if layer is None:
-            layer = self._know(router)
-            if layer is None:
-                return
-        if layer.index == 0:
-            self._pass += 1
-            self._counting = self._pass % EVERY_STEPS == 1
-            if self._counting and ids.is_cuda and torch.cuda.is_current_stream_capturing():
-                self._counting = False
-            now_ns = monotonic_ns()
-            if now_ns - self._since_ns > WRITE_NS:
-                self._write(now_ns, engine_id, rank)
-        if not self._counting:
-            return
-        flat = ids.flatten()
-        if layer.counts is None:
-            layer.counts = flat.new_zeros(layer.experts + 1, dtype=torch.int64)
-        # The last place is for what is no expert: a padded token's -1.
-        places = torch.where((flat < 0) | (flat >= layer.experts), layer.experts, flat).long()
-        layer.counts.scatter_add_(0, places, torch.ones_like(places))
+        layer.skip = EVERY_STEPS - 1
+        now_ns = monotonic_ns()
+        if not layer.since_ns:
+            layer.since_ns = now_ns
+        elif now_ns - layer.since_ns > WRITE_NS:
+            self._write(torch, layer, now_ns, engine_id, rank)
+        layer.kept.append(ids.flatten().clone())  # vLLM may use the memory again
+        layer.choices += ids.numel()
+        if layer.choices > _MOST_KEPT:
+            _settle(torch, layer)
 
-    def _know(self, router: Any) -> _Layer | None:
+    def _know(self, router: Any) -> _Layer:
         if len(self._layers) >= _MOST_LAYERS:
-            return None
+            raise ValueError("more routers than a model has")
         experts = getattr(router, "global_num_experts", None)
         if not isinstance(experts, int) or not 0 < experts <= MAX_COUNTS:
             raise ValueError("a router that does not say how many experts it has")
         # Whoever calls the router is the layer, and has a name.
-        owner = sys._getframe(3).f_locals.get("self")
+        owner = sys._getframe(2).f_locals.get("self")
         index = len(self._layers)
         label = str(getattr(owner, "layer_name", None) or f"layer {index}")
         layer = self._layers[id(router)] = _Layer(router, index, label, experts)
         return layer
 
-    def _write(self, now_ns: int, engine_id: int, rank: int) -> None:
-        since_ns, self._since_ns = self._since_ns, now_ns
-        if not since_ns:
-            return
+    def _write(self, torch: Any, layer: _Layer, now_ns: int, engine_id: int, rank: int) -> None:
+        since_ns, layer.since_ns = layer.since_ns, now_ns
+        _settle(torch, layer)
+        counts, layer.counts = layer.counts, None
         writer = self._ring.get()
-        for layer in self._layers.values():
-            if layer.counts is None:
-                continue
-            counts, layer.counts = layer.counts.tolist()[:-1], None
-            if writer is not None:
-                writer.write(
-                    Tally(
-                        engine_id=engine_id,
-                        pid=os.getpid(),
-                        what=What.EXPERT_TOKENS,
-                        index=layer.index,
-                        rank=rank,
-                        start_ns=since_ns,
-                        end_ns=now_ns,
-                        label=layer.label,
-                        counts=tuple(counts),
-                    )
+        if writer is not None and counts is not None:
+            writer.write(
+                Tally(
+                    engine_id=engine_id,
+                    pid=os.getpid(),
+                    what=What.EXPERT_TOKENS,
+                    index=layer.index,
+                    rank=rank,
+                    start_ns=since_ns,
+                    end_ns=now_ns,
+                    label=layer.label,
+                    counts=tuple(counts.tolist()),
                 )
+            )
 
     def close(self) -> None:
         self._layers.clear()
+
+
+def _settle(torch: Any, layer: _Layer) -> None:
+    """Counts what is kept."""
+    kept, layer.kept, layer.choices = layer.kept, [], 0
+    if kept:
+        counts = _count(torch, torch.cat(kept), layer.experts)
+        layer.counts = counts if layer.counts is None else layer.counts + counts
+
+
+def _count(torch: Any, flat: Any, experts: int) -> Any:
+    """How often each expert is in it. What is no expert, such as a padded token's -1, is passed
+    over. On a GPU nothing is waited for."""
+    if not flat.is_cuda:
+        try:
+            counts = torch.bincount(flat, minlength=experts)
+        except RuntimeError:  # a negative one
+            counts = torch.bincount(flat[flat >= 0], minlength=experts)
+        return counts[:experts]
+    counts = flat.new_zeros(experts + 1, dtype=torch.int64)
+    places = torch.where((flat < 0) | (flat >= experts), experts, flat).long()
+    return counts.scatter_add_(0, places, torch.ones_like(places))[:experts]

@@ -93,7 +93,7 @@ class TallySource:
         if not self._summary and not any(t.what is What.DRAFTS_ACCEPTED for t in self._window):
             reason = (
                 "the engine has told of no experts and no drafts: its model has none, it has not "
-                "run 16 steps yet, or this version of it, or its way (compiled, CUDA graphs), "
+                "run 32 steps yet, or this version of it, or its way (compiled, CUDA graphs), "
                 "cannot be watched"
             )
             return SourceStatus(self.name, "unavailable", reason, cost_ns=self._cost_ns)

@@ -19,7 +19,7 @@ from dsagent.instrumentation import vllm_drafts, vllm_experts
 from dsagent.instrumentation.layout import Role
 from dsagent.instrumentation.ring import RingReader, find_rings
 from dsagent.instrumentation.ring_lazy import LazyRing
-from dsagent.instrumentation.ring_writer import RingWriter
+from dsagent.instrumentation.ring_writer import FAILURES_IN_A_ROW, RingWriter
 from dsagent.instrumentation.tally import MAX_COUNTS, Tally, What
 from dsagent.instrumentation.vllm_drafts import DraftWatch
 from dsagent.instrumentation.vllm_experts import EVERY_STEPS, ExpertWatch
@@ -88,9 +88,10 @@ class Model:
             assert layer.forward(chosen)[1] is chosen
 
     def written(self, monkeypatch: pytest.MonkeyPatch, *ids: Any) -> None:
-        """Steps until what has been counted is written."""
+        """Steps until each layer's turn has come, which it begins with writing what it has."""
         monkeypatch.setattr(vllm_experts, "WRITE_NS", 0)
-        self.step(*ids)
+        for _ in range(EVERY_STEPS):
+            self.step(*ids)
 
 
 def test_the_choices_of_some_steps_are_counted_layer_by_layer(
@@ -105,9 +106,9 @@ def test_the_choices_of_some_steps_are_counted_layer_by_layer(
             torch.randint(0, EXPERTS, (5, 2), generator=generator, dtype=torch.int32)
             for _ in model.layers
         ]
-        if step % EVERY_STEPS == 0:
-            for counts, ids in zip(counted, chosen, strict=True):
-                counts.add_(torch.bincount(ids.flatten(), minlength=EXPERTS))
+        if (place := step % EVERY_STEPS) < len(counted):  # one layer after the other
+            for expert in chosen[place].flatten().tolist():
+                counted[place][expert] += 1
         model.step(*chosen)
     assert read() == []  # not yet time
     model.written(monkeypatch, *chosen)
@@ -134,9 +135,24 @@ def test_padding_is_no_expert_and_what_no_step_asked_for_is_not_counted(
     model.executes = False  # finding out how much memory there is
     model.step(ids, ids, ids)
     model.executes = True
-    model.step(ids, ids, ids)
+    for _ in range(EVERY_STEPS):
+        model.step(ids, ids, ids)
     model.written(monkeypatch, ids, ids, ids)
     assert [tally.counts for tally in read()] == [(1, 2, 0, 0, 0, 0, 0, 0)] * 3
+
+
+def test_a_long_prompts_choices_are_not_kept(
+    ring: tuple[LazyRing, Read], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lazy, read = ring
+    model = Model(lazy, monkeypatch)
+    ids = torch.zeros((40_000, 2), dtype=torch.int32)
+    for _ in range(2 * EVERY_STEPS):
+        model.step(ids, ids, ids)
+        kept = [each.numel() for layer in model.watch._layers.values() for each in layer.kept]
+        assert kept == []
+    model.written(monkeypatch, ids, ids, ids)
+    assert [tally.counts[0] for tally in read()] == [2 * 80_000] * 3
 
 
 def test_what_fails_in_the_watch_never_reaches_the_engine(
@@ -146,7 +162,7 @@ def test_what_fails_in_the_watch_never_reaches_the_engine(
     model = Model(lazy, monkeypatch)
     for _ in range(50):
         model.step("no tensor", None, 7)
-    assert 0 < lazy.failures < 50  # it gave up
+    assert 0 < lazy.failures < FAILURES_IN_A_ROW  # it gave up, and its ring goes on
     model.written(monkeypatch, "no", "tensor", "at all")
     assert read() == []
 
