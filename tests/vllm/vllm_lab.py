@@ -25,7 +25,6 @@ VLLM = Path(os.environ.get("DSAGENT_VLLM_ENV", ROOT / ".venv-vllm"))
 MODELS = ROOT / "build" / "vllm" / "models"
 LOCK = Path("/tmp/vllm.lock")  # two servers at once would not get to work on two cores
 START_S = 420.0
-_held: list[IO[str]] = []  # the lock, while this process has it
 SERVED_AS = "tiny"
 
 ENVIRONMENT = {

@@ -13,7 +13,8 @@ from vllm_lab import SERVED_AS, Server
 
 from dsagent.agent import procfs
 from dsagent.instrumentation.records import RankStep, RequestOpen, RequestRecord, Share, Step
-from dsagent.instrumentation.ring import RingReader, Role, find_rings
+from dsagent.instrumentation.ring import Record, RingReader, Role, find_rings
+from dsagent.instrumentation.tally import Tally
 
 PATIENCE_S = 120.0  # for what must happen; only a failure ever waits so long
 
@@ -39,6 +40,7 @@ class Watched:
         self.ranks: list[RankStep] = []
         self.opened: list[RequestOpen] = []
         self.closed: list[RequestRecord] = []
+        self.tallies: list[Tally] = []
         self._readers: dict[int, RingReader] = {}
         self.read()
 
@@ -60,7 +62,7 @@ class Watched:
                 for record in records:
                     self._sort(record)
 
-    def _sort(self, record: Step | RankStep | RequestOpen | RequestRecord) -> None:
+    def _sort(self, record: Record) -> None:
         match record:
             case Step():
                 self.steps.append(record)
@@ -70,6 +72,8 @@ class Watched:
                 self.opened.append(record)
             case RequestRecord():
                 self.closed.append(record)
+            case Tally():
+                self.tallies.append(record)
 
     def until(self, true: Callable[[], Any], what: str) -> Any:
         """Reads on until it is true, and returns it."""
