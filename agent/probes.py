@@ -278,3 +278,33 @@ def programs_of(tier: Tier) -> frozenset[str]:
 PROGRAM_TIERS: dict[str, Tier] = {
     program: tier for tier in reversed(TIERS) for program in programs_of(tier)
 }
+
+# What `--instrument outside` loads besides, whatever the tier: it is then the only way to know of
+# requests and steps.
+OUTSIDE_OBJECTS: dict[str, tuple[Program, ...]] = {
+    "http": (
+        Program("on_http_received", "sock_recv_length"),
+        Program("on_http_sent", "sock_send_length"),
+        Program("on_http_segment", "tcp_probe"),
+        Program("on_http_state", "inet_sock_set_state"),
+        Program("find_followed", "iter:task"),
+    ),
+    "marker": (Program("on_mark", "uprobe.multi"),),
+}
+OUTSIDE_PROBES: tuple[Probe, ...] = (
+    Probe(
+        "http.messages",
+        "the beginning, the length and the time of each message on the TCP sockets on which the "
+        "target serves HTTP, and the ends of its connections",
+        (tuple(program.name for program in OUTSIDE_OBJECTS["http"]),),
+        "since Linux 6.3; 4 KiB of a request's call and 1 KiB of a reply's are copied, looked at "
+        "and forgotten; what is ciphered or goes through io_uring is only counted",
+    ),
+    Probe(
+        "step.mark",
+        "that the target enters a function which it enters once a step",
+        (("on_mark",),),
+        "since Linux 6.6; calls within 0.2 ms of each other are one step; of several ranks, those "
+        "of the first process to call",
+    ),
+)

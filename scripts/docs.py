@@ -15,7 +15,15 @@ from dsagent.agent.catalog import (
     TALLY_METRICS,
 )
 from dsagent.agent.metric import prometheus_label
-from dsagent.agent.probes import OBJECTS, PROBES, PROGRAM_TIERS
+from dsagent.agent.probes import (
+    OBJECTS,
+    OUTSIDE_OBJECTS,
+    OUTSIDE_PROBES,
+    PROBES,
+    PROGRAM_TIERS,
+    Probe,
+    Program,
+)
 from dsagent.agent.served import QUANTITIES, SERVED_METRICS
 from dsagent.agent.sinks.schema import document
 
@@ -65,19 +73,25 @@ def metrics() -> str:
 def probes() -> str:
     """Probe by probe, then program by program."""
     lines = ["| probe | tier | measures | programs | limits |", "|---|---|---|---|---|"]
-    for probe in PROBES:
-        ways = "; else ".join(", ".join(way) for way in probe.ways)
-        lines.append(
-            f"| {probe.name} | {probe.tier} | {probe.measures} | {ways} | {probe.limits} |"
-        )
+    lines += [_probe(probe, probe.tier) for probe in PROBES]
+    lines += [_probe(probe, "outside") for probe in OUTSIDE_PROBES]
     lines += ["", "| program | tier | object | attached to | a run |", "|---|---|---|---|---|"]
     for name, group in OBJECTS.items():
-        for program in group:
-            cost_ns = program.cost_ns
-            cost = "not measured" if cost_ns is None else f"{cost_ns / 1000:.2f} µs"
-            tier = PROGRAM_TIERS[program.name]
-            lines.append(f"| {program.name} | {tier} | {name} | {program.hook} | {cost} |")
+        lines += [_program(program, PROGRAM_TIERS[program.name], name) for program in group]
+    for name, group in OUTSIDE_OBJECTS.items():
+        lines += [_program(program, "outside", name) for program in group]
     return "\n".join([*lines, ""])
+
+
+def _probe(probe: Probe, tier: str) -> str:
+    ways = "; else ".join(", ".join(way) for way in probe.ways)
+    return f"| {probe.name} | {tier} | {probe.measures} | {ways} | {probe.limits} |"
+
+
+def _program(program: Program, tier: str, owner: str) -> str:
+    cost_ns = program.cost_ns
+    cost = "not measured" if cost_ns is None else f"{cost_ns / 1000:.2f} µs"
+    return f"| {program.name} | {tier} | {owner} | {program.hook} | {cost} |"
 
 
 def generated() -> dict[Path, str]:

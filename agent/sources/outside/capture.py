@@ -16,16 +16,16 @@ from pathlib import Path
 
 from dsagent.agent import privileges
 from dsagent.agent.errors import SourceUnavailable
+from dsagent.agent.probes import OUTSIDE_OBJECTS
 from dsagent.agent.sources.bpf.libbpf import BpfObject, Library
 from dsagent.agent.sources.outside.messages import Message, MessageRing
 
 MESSAGES_A_POLL = 20_000
 MOST_PROCESSES = 1024
-_PROGRAMS = {  # and the tracepoints they are attached to
-    "on_http_received": "sock_recv_length",
-    "on_http_sent": "sock_send_length",
-    "on_http_segment": "tcp_probe",
-    "on_http_state": "inet_sock_set_state",
+_PROGRAMS = {
+    program.name: program.hook
+    for program in OUTSIDE_OBJECTS["http"]
+    if not program.hook.startswith("iter:")
 }
 _ITERATOR = "find_followed"
 _CONFIG = struct.Struct("=II")
@@ -146,6 +146,11 @@ class Capture:
         """CPU time that the programs took of the target and of its clients."""
         _, _, runs, cost_ns = _CONTROL.unpack_from(self._control)
         return int(cost_ns + runs * _ENTRY_NS)
+
+    def runs(self, program: str) -> tuple[int, int]:
+        """How often a program ran while the kernel was asked to time it, and nanoseconds in all."""
+        owner = self._http if program in _PROGRAMS else self._marker
+        return (0, 0) if owner is None else owner.runs(program)
 
     def close(self) -> None:
         self.unmark()
