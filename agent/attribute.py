@@ -200,11 +200,11 @@ def _in_engine(
                 charges = _own(section, piece, share, view.model)
             elif not own or i < own[0]:
                 how: How = "measured" if view.finished else "assumed"
-                charges = _waiting(section, piece.step, queued_ns, key, how)
+                charges = _waiting(section, piece, queued_ns, key, how)
             else:
                 following = own[bisect_right(own, i) :][:1]
                 preempted = any(view.pieces[j].shares[key].recompute for j in following)
-                charges = _passed_over(section, piece.step, key, preempted=preempted)
+                charges = _passed_over(section, piece, key, preempted=preempted)
             yield Stretch(section.start_ns, section.end_ns, charges)
         at_ns = until_ns
 
@@ -286,10 +286,10 @@ def _in_front_end(cause: str, start_ns: int, end_ns: int, view: RequestView) -> 
     return Stretch(start_ns, end_ns, charges)
 
 
-def _waiting(section: Section, step: Step, queued_ns: int, key: int, how: How) -> list[Charge]:
+def _waiting(section: Section, piece: Piece, queued_ns: int, key: int, how: How) -> list[Charge]:
     """Queued, in a step (or the gap before one) that it has no part in."""
-    charges = _delays(section.delays)
-    rest_ns = _rest_ns(section)
+    charges, rest_ns = _explained(section, piece)
+    step = piece.step
     if section.kind == "gap":
         return [*charges, Charge("engine.gap", rest_ns)]
     cause, weigh = _WAITS.get(step.admission, ("queue.wait", _one))
@@ -299,15 +299,26 @@ def _waiting(section: Section, step: Step, queued_ns: int, key: int, how: How) -
     return [*charges, _by_others(cause, rest_ns, step, key, weigh, how)]
 
 
-def _passed_over(section: Section, step: Step, key: int, *, preempted: bool) -> list[Charge]:
+def _passed_over(section: Section, piece: Piece, key: int, *, preempted: bool) -> list[Charge]:
     """Admitted before, but not in this step."""
-    charges = _delays(section.delays)
-    rest_ns = _rest_ns(section)
+    charges, rest_ns = _explained(section, piece)
     if preempted:
-        return [*charges, _by_others("preempted", rest_ns, step, key, _held)]
+        return [*charges, _by_others("preempted", rest_ns, piece.step, key, _held)]
     if section.kind == "gap":
         return [*charges, Charge("engine.gap", rest_ns)]
-    return [*charges, _by_others("batch.not_scheduled", rest_ns, step, key, _prefilled)]
+    return [*charges, _by_others("batch.not_scheduled", rest_ns, piece.step, key, _prefilled)]
+
+
+def _explained(section: Section, piece: Piece) -> tuple[list[Charge], int]:
+    """What was measured in a section of others' step, and how much of it is their work. They are
+    not to blame for what their step took beyond its price without evidence: that is nobody's."""
+    charges = _delays(section.delays)
+    rest_ns = _rest_ns(section)
+    price = piece.price
+    if section.kind == "forward" and price and price.fitted and price.whole_ns is not None:
+        charges.append(Charge(UNATTRIBUTED, max(0, rest_ns - price.most_ns)))
+        rest_ns = min(rest_ns, price.most_ns)
+    return charges, rest_ns
 
 
 def _own(section: Section, piece: Piece, share: Share, model: CleanStepModel) -> list[Charge]:

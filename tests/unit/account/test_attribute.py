@@ -472,6 +472,22 @@ def test_switching_the_kernel_off_moves_its_share_to_unattributed() -> None:
     assert abs(moved - shares[True][0]) < 0.1 * shares[True][0]
 
 
+def test_who_waits_blames_those_in_the_step_for_its_price_only() -> None:
+    """What a step takes beyond it, with no evidence why, is not its requests' doing."""
+    accountant = Accountant(0)
+    step_id, at = learnt(accountant)
+    long = step(step_id, start=at, end=at + 400 * MS, forward=400 * MS, shares=(share(7),),
+                admission=Admission.NO_PLACE)  # fmt: skip
+    own = step(step_id + 1, start=at + 400 * MS, end=at + 410 * MS, forward=10 * MS,
+               shares=(share(1),))  # fmt: skip
+    late = life(1, at, at, own.end_ns, own.end_ns, own.end_ns)
+    accountant.add(Readings(steps=[long, own], closed=[late], facts_complete_ns=10**15))
+    (found,) = accountant.due(10**15)
+    check_sums(found)
+    assert 5 * MS < parts(found)["queue.wait"] < 20 * MS
+    assert found.unattributed_ns > 380 * MS
+
+
 def test_a_model_that_learnt_since_blames_nobody_who_was_not_there() -> None:
     """The step is priced when it is joined; the request is accounted for when it ends."""
     accountant = Accountant(0)
