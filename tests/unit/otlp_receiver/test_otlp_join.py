@@ -190,3 +190,18 @@ def test_the_steps_are_exported_where_the_engine_knows_none() -> None:
             assert each.links[0].span_id == OWN.to_bytes(8, "big")
             assert each.links[0].trace_id == TRACE.to_bytes(16, "big")
     assert TARGET.engine == "reference"
+
+
+def test_where_vllms_span_went_elsewhere_ours_hangs_beside_it() -> None:
+    """The plug-in knows that vLLM exports its span, and nobody but vLLM knows that span's id."""
+    config = otlp_config({}, "http://127.0.0.1:1")
+    assert config is not None
+    sink, mine = OtlpSink(config, Limits()), ours(step_ids=(1,), self_exported=True)
+    vllm = replace(TARGET, engine="vllm")
+    sink.take(replace(batch(accounts=(mine,), steps=(step(1),)), target=vllm))
+    sink.take(replace(batch(now_ns=mine.record.sent_ns + STEPS_HOLD_NS), target=vllm))
+    spans = {message.name: message for message, _ in sink._queue}
+    root = spans["dsagent.account"]
+    assert root.parent_span_id == CALLER.to_bytes(8, "big")
+    assert spans["queue"].parent_span_id == root.span_id
+    assert spans["engine step"].links[0].span_id == root.span_id
