@@ -148,6 +148,8 @@ def attach(
     )
     with terminal.stopping_on_signals(session.stop), progress:
         document = session.run()
+    if instrument == "inject":
+        progress.say(f"the hooks stay in; `dsagent detach {target.pid}` takes them out")
     if json:
         terminal.put_json(document)
     else:

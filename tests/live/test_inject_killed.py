@@ -52,7 +52,7 @@ def is_traced(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("state", ["naps", "busy", "queue"])
+@pytest.mark.parametrize("state", ["naps", "queue"])
 def test_killed_at_a_stage(state: str, stage: str) -> None:
     with lab.PythonTarget(state) as target:
         with injector(target.pid, stage) as killed:

@@ -1,0 +1,133 @@
+"""`dsagent attach --instrument inject` and `dsagent detach`, on a process that is like one of
+vLLM's: it has torch, and a real Starlette, whose hooks can be put in."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import inject_lab as lab
+import pytest
+
+from dsagent.agent.errors import CANNOT_ATTACH, USAGE
+
+COMMAND = str(Path(sys.executable).with_name("dsagent"))
+HOOKED = "id(starlette.applications.Starlette.__dict__['__call__'])"
+
+
+def dsagent(*arguments: str, **popen: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=lab.PATIENCE_S * 2,
+        **{"stdin": subprocess.DEVNULL, **popen},
+    )
+
+
+@pytest.fixture
+def target() -> Iterator[lab.PythonTarget]:
+    with lab.PythonTarget("naps") as target:
+        assert target.ask("!import torch") == "ok"
+        yield target
+
+
+def look(target: lab.PythonTarget) -> dict[str, Any]:
+    return {
+        "mapped": lab.mapped(target.pid),
+        "descriptors": lab.descriptors(target.pid),
+        "threads": lab.threads(target.pid),
+        "modules": [name for name in target.ask("sorted(sys.modules)") if "dsagent" in name],
+        "finders": target.ask("[id(each) for each in sys.meta_path]"),
+        "kept": target.ask("[name for name in sys.__dict__ if 'dsagent' in name]"),
+    }
+
+
+def test_in_and_out_again(target: lab.PythonTarget) -> None:
+    assert target.ask("!import starlette.applications") == "ok"
+    before, original = look(target), target.ask(HOOKED)
+    pid = str(target.pid)
+    ran = dsagent("attach", pid, "--instrument", "inject", "--yes", "--duration", "1", "--json")
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["engine"] == "vllm"
+    assert "will pause for about" in ran.stderr
+    assert "1 hooks; paused" in ran.stderr
+    assert f"`dsagent detach {pid}` takes them out" in ran.stderr
+    # The agent has ended, and the hooks have stayed.
+    hooked = look(target)
+    assert target.ask(HOOKED) != original
+    assert hooked["kept"] == ["dsagent.injected"]
+    assert hooked["modules"] == before["modules"]
+    assert sum("dsagent.steps" in link for _, link in hooked["descriptors"]) > 0
+    again = dsagent("attach", pid, "--instrument", "inject", "--yes", "--duration", "1")
+    assert again.returncode == 0, again.stderr
+    assert "there already; paused" in again.stderr
+
+    out = dsagent("detach", pid, "--json")
+    assert out.returncode == 0, out.stderr
+    (process,) = json.loads(out.stdout)["processes"]
+    assert (process["pid"], process["done"], process["failed"]) == (target.pid, "1 hooks", None)
+    assert process["pause_ns"] > 0
+    assert look(target) == before
+    assert target.ask(HOOKED) == original
+    target.goes_on()
+    assert dsagent("detach", pid).returncode == USAGE
+
+
+def test_a_process_without_anything_to_hook_is_as_it_was(target: lab.PythonTarget) -> None:
+    before = look(target)
+    ran = dsagent("attach", str(target.pid), "--instrument", "inject", "--yes")
+    assert ran.returncode == CANNOT_ATTACH
+    last = ran.stderr.splitlines()[-1]
+    assert last.startswith("dsagent: cannot inject: ")
+    assert "LookupError: nothing to hook; paused" in last
+    assert look(target) == before
+    target.goes_on()
+
+
+def test_nobody_there_to_agree(target: lab.PythonTarget) -> None:
+    before = look(target)
+    ran = dsagent("attach", str(target.pid), "--instrument", "inject")
+    assert ran.returncode == USAGE
+    assert ran.stderr.splitlines()[-1] == ("dsagent: cannot inject: nobody has agreed; --yes does")
+    assert look(target) == before
+
+
+def test_somebody_who_says_no(target: lab.PythonTarget) -> None:
+    before = look(target)
+    ours, theirs = pty.openpty()
+    try:
+        with subprocess.Popen(
+            [COMMAND, "attach", str(target.pid), "--instrument", "inject"],
+            stdin=theirs,
+            stderr=theirs,
+        ) as process:
+            seen = b""
+            while b"Put the hooks in? [y/N]" not in seen:
+                seen += os.read(ours, 4096)
+            os.write(ours, b"n\n")
+            while b"you said no" not in seen:
+                seen += os.read(ours, 4096)
+            assert process.wait(lab.PATIENCE_S) == USAGE
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert b"will pause for about" in seen
+    assert look(target) == before
+
+
+def test_no_vllm_there() -> None:
+    with lab.PythonTarget("naps") as target:
+        for command in (("attach", "--instrument", "inject", "--yes"), ("detach",)):
+            ran = dsagent(*command, str(target.pid))
+            assert ran.returncode == CANNOT_ATTACH
+            assert ran.stderr == (
+                f"dsagent: cannot inject: neither process {target.pid} nor one below it runs vLLM\n"
+            )
