@@ -52,9 +52,14 @@ class ExpertWatch:
         self._failures = 0
 
     def hooks(self) -> tuple[Hook, ...]:
-        """Versions without such a class tell nothing of their experts."""
-        module = "vllm.model_executor.layers.fused_moe.router.fused_moe_router"
-        return (Hook(module, "FusedMoERouter", "select_experts", self.wrap_select),)
+        """The method was abstract in 0.16, and its own in the class below; before that there was
+        no such class, and such versions tell nothing of their experts."""
+        package = "vllm.model_executor.layers.fused_moe.router"
+        classes = (("fused_moe_router", "FusedMoERouter"), ("base_router", "BaseRouter"))
+        return tuple(
+            Hook(f"{package}.{module}", owner, "select_experts", self.wrap_select)
+            for module, owner in classes
+        )
 
     def wrap_select(self, original: AnyFunction) -> AnyFunction:
         torch: Any = sys.modules["torch"]
