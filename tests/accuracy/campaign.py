@@ -13,6 +13,7 @@ from pathlib import Path
 
 from baseline import learn, read_facts
 from bench import Bench, Injector
+from decoy import decoy
 from judge import cases
 from lab import Engine, Observed, agent, engine
 from load import Load, send, text
@@ -133,7 +134,8 @@ def _inject(
     for _ in range(1 + REDRAWS):
         bench.load.set_clients(dice.randint(1, CLIENTS))
         bench.load.wait_for(dice.randint(2, 4))
-        injection = injector.inject(bench, dice)
+        with decoy(injector.fault, bench, dice):
+            injection = injector.inject(bench, dice)
         injections.append(injection)
         bench.load.wait_for(bench.load.clients)  # those that were there have ended
         sent = [*bench.load.sent, *(one for burst in bench.bursts for one in burst.sent)]

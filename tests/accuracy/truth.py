@@ -175,7 +175,8 @@ HURT_RATIO = 0.10  # of its time by its client's clock, from which on a request 
 def hurts(
     injection: Injection, fault: Fault, sent: Sequence[Sent], injections: Sequence[Injection]
 ) -> bool:
-    """Whether the deed took so much from anybody, as far as the clients alone can tell."""
+    """Whether the deed took so much from anybody, as far as the clients alone can tell: who has no
+    likes to compare with may have been."""
     victims = injection.victims
     if victims is not None and not any(one.trace_id in victims for one in sent):
         return bool(victims)  # the injector's own requests, which it does not show
@@ -191,7 +192,7 @@ def hurts(
             done_ns: float | None = injection.timeline.within(start_ns, end_ns)
         else:
             done_ns = pace.excess_ns(one, start_ns, end_ns, fault.least_gap)
-        if (done_ns or 0) >= HURT_RATIO * (one.end_ns - one.sent_ns):
+        if done_ns is None or done_ns >= HURT_RATIO * (one.end_ns - one.sent_ns):
             return True
     return False
 

@@ -77,7 +77,7 @@ def sibling_hog(bench: Bench, dice: random.Random) -> Injection:
     spins takes nothing from it."""
     cpu = dice.choice(sorted(os.sched_getaffinity(bench.target.pid)))
     work = dice.choice(("write", "write", "read", "copy"))
-    start_ns, end_ns = run_hogs([cpu], dice.uniform(1.0, 2.5), 0, work)
+    start_ns, end_ns = run_hogs([cpu], dice.uniform(1.5, 3.5), 0, work)
     return Injection("sibling_hog", start_ns, end_ns, None, frozenset({HOG}))
 
 

@@ -53,11 +53,11 @@ def page_out(bench: Bench, dice: random.Random) -> Injection:
 MEMORY_CONTROLLER = Path("/sys/fs/cgroup/memory")
 MEGABYTE = 1 << 20
 # Fills the page cache of its cgroup with pages that must be written before they can be freed. It
-# works only when nobody else would, with pauses (a busy one would take the memory's bandwidth,
-# which is another fault), and is the first to go where nothing can be freed.
+# pauses (a busy one would take the CPU and the memory's bandwidth, which are other faults), and is
+# the first to go where nothing can be freed.
 _WRITER_CODE = """
 import os, sys, time
-os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+os.setpriority(os.PRIO_PROCESS, 0, 10)
 open("/proc/self/oom_score_adj", "w").write("1000")
 file, size = os.open(sys.argv[1], os.O_RDWR), int(sys.argv[2])
 noise, at = os.urandom(1 << 20), 0
@@ -73,7 +73,7 @@ def reclaim(bench: Bench, dice: random.Random) -> Injection:
     """The engine's cgroup has memory for one pass and little more, and the rest of it is full of
     what another process there writes. What each pass's memory takes beyond what it took before
     there was a limit is the deed."""
-    megabytes, calls = dice.randint(12, 32), dice.randint(8, 20)
+    megabytes, calls = dice.randint(12, 40), dice.randint(12, 28)
     limit_bytes = (megabytes + dice.randint(32, 64)) * MEGABYTE
     with _memory_cgroup(bench.target.pid) as group, tempfile.NamedTemporaryFile() as file:
         start_ns = time.monotonic_ns()
