@@ -283,13 +283,13 @@ PROGRAM_TIERS: dict[str, Tier] = {
 # requests and steps.
 OUTSIDE_OBJECTS: dict[str, tuple[Program, ...]] = {
     "http": (
-        Program("on_http_received", "sock_recv_length"),
-        Program("on_http_sent", "sock_send_length"),
-        Program("on_http_segment", "tcp_probe"),
-        Program("on_http_state", "inet_sock_set_state"),
+        Program("on_http_received", "sock_recv_length", cost_ns=230),
+        Program("on_http_sent", "sock_send_length", cost_ns=2990),
+        Program("on_http_segment", "tcp_probe", cost_ns=190),
+        Program("on_http_state", "inet_sock_set_state", cost_ns=470),
         Program("find_followed", "iter:task"),
     ),
-    "marker": (Program("on_mark", "uprobe.multi"),),
+    "marker": (Program("on_mark", "uprobe.multi", cost_ns=810),),
 }
 OUTSIDE_PROBES: tuple[Probe, ...] = (
     Probe(
@@ -297,8 +297,8 @@ OUTSIDE_PROBES: tuple[Probe, ...] = (
         "the beginning, the length and the time of each message on the TCP sockets on which the "
         "target serves HTTP, and the ends of its connections",
         (tuple(program.name for program in OUTSIDE_OBJECTS["http"]),),
-        "since Linux 6.3; 4 KiB of a request's call and 1 KiB of a reply's are copied, looked at "
-        "and forgotten; what is ciphered or goes through io_uring is only counted",
+        "since Linux 6.3; of each call 4 KiB at most are copied, looked at and forgotten; what is "
+        "ciphered or goes through io_uring is only counted",
     ),
     Probe(
         "step.mark",

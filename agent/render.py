@@ -142,7 +142,9 @@ def _engine_span(span: Document) -> Text:
 
 def _notes(document: Document) -> list[str]:
     notes = []
-    if any(part["how"] == "assumed" for part in document["parts"]):
+    if document.get("inferred"):
+        notes.append("assumed: seen from outside, its steps are inferred")
+    elif any(part["how"] == "assumed" for part in document["parts"]):
         notes.append("assumed: the model knows too few clean steps yet, or none of this size")
     if not document.get("finished", True):
         notes.append("not finished: this is its account so far")

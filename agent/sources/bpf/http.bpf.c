@@ -54,7 +54,8 @@ struct {
 	__type(value, struct ds_connection);
 } connections SEC(".maps");
 
-/* The target's processes: pid in the initial namespace → as the agent sees it. */
+/* The target's processes: pid in the initial namespace → as the agent sees it, and whether what it
+ * sends over Unix sockets is told too. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1024);
@@ -62,7 +63,7 @@ struct {
 	__type(value, __u32);
 } followed SEC(".maps");
 
-/* What user space asks for, by pids as the agent sees them. */
+/* What user space asks for, by pids as the agent sees them: 1, or with Unix sockets ASK_LOCAL. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1024);
@@ -100,7 +101,15 @@ static __always_inline __u32 followed_pid(struct task_struct *task)
 	__u32 pid = task->tgid;
 	__u32 *seen = bpf_map_lookup_elem(&followed, &pid);
 
-	return seen ? *seen : 0;
+	return seen ? *seen & ~TELL_LOCAL : 0;
+}
+
+static __always_inline bool tells_local(struct task_struct *task)
+{
+	__u32 pid = task->tgid;
+	__u32 *seen = bpf_map_lookup_elem(&followed, &pid);
+
+	return seen && *seen & TELL_LOCAL;
 }
 
 static __always_inline bool is_tcp(struct sock *sk)
@@ -181,7 +190,6 @@ static __always_inline bool find_memory(struct task_struct *task, struct ds_memo
 struct ds_copying {
 	struct ds_memory from;
 	__u32 length; /* bytes that were moved */
-	__u32 most; /* bytes to be copied */
 	__u32 at; /* bytes gone by */
 	__u32 copied;
 };
@@ -206,10 +214,10 @@ static long copy_piece(__u32 n, struct ds_copying *c)
 	if (piece[1] < size)
 		size = piece[1];
 	/* Only what follows the copied part without a hole may be added to it. */
-	if (c->copied == c->at && c->copied < c->most) {
+	if (c->copied == c->at && c->copied < HEAD_BYTES) {
 		__u32 start = c->copied;
 
-		fits = c->most - start;
+		fits = HEAD_BYTES - start;
 		if (fits > size)
 			fits = size;
 		if (start < HEAD_BYTES && fits && fits <= HEAD_BYTES) {
@@ -229,9 +237,9 @@ static long copy_piece(__u32 n, struct ds_copying *c)
 
 static __always_inline void
 pass_on(struct ds_connection *c, struct task_struct *task, enum ds_message_kind kind, __u32 length,
-	__u32 most, __u64 now)
+	__u64 now)
 {
-	struct ds_copying copying = { .length = length, .most = most };
+	struct ds_copying copying = { .length = length };
 	__u32 zero = 0, copied;
 	struct ds_room *to = bpf_map_lookup_elem(&room, &zero);
 
@@ -330,7 +338,7 @@ int on_http_received(__u64 *ctx)
 		c->role = DS_SERVES;
 		c->number = __sync_fetch_and_add(&outside.connections, 1) + 1;
 	}
-	pass_on(c, task, DS_RECEIVED, length, HEAD_BYTES, now);
+	pass_on(c, task, DS_RECEIVED, length, now);
 	count_run(now);
 	return 0;
 }
@@ -350,9 +358,10 @@ int on_http_sent(__u64 *ctx)
 	if (sk->__sk_common.skc_family == FAMILY_UNIX) {
 		struct ds_connection local = {};
 
+		if (!tells_local(task))
+			return 0;
 		local.pid = followed_pid(task);
-		if (local.pid)
-			tell(&local, DS_LOCAL, pid_in(task, settings.pid_namespace), length);
+		tell(&local, DS_LOCAL, pid_in(task, settings.pid_namespace), length);
 		return 0;
 	}
 	if (!is_tcp(sk) || !sk->sk_bpf_storage)
@@ -365,7 +374,7 @@ int on_http_sent(__u64 *ctx)
 		return 0;
 	now = bpf_ktime_get_ns();
 	c->pid = pid;
-	pass_on(c, task, DS_SENT, length, REPLY_BYTES, now);
+	pass_on(c, task, DS_SENT, length, now);
 	count_run(now);
 	return 0;
 }
@@ -403,8 +412,12 @@ int on_http_state(__u64 *ctx)
 	if ((after != CLOSE_WAIT && after != CLOSE) || !sk->sk_bpf_storage)
 		return 0;
 	c = bpf_sk_storage_get(&connections, sk, 0, 0);
-	if (c && c->role == DS_SERVES)
-		tell(c, after == CLOSE ? DS_CLOSED : DS_PEER_CLOSED, 0, 0);
+	if (!c || c->role != DS_SERVES)
+		return 0;
+	/* It broke off, by a reset or by falling silent, rather than close. */
+	if (after == CLOSE && sk->sk_err)
+		tell(c, DS_PEER_CLOSED, 0, 0);
+	tell(c, after == CLOSE ? DS_CLOSED : DS_PEER_CLOSED, 0, 0);
 	return 0;
 }
 
@@ -414,12 +427,16 @@ int find_followed(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task;
 	__u32 pid, seen;
+	__u32 *how;
 
 	if (!task || task->pid != task->tgid)
 		return 0;
 	pid = task->tgid;
 	seen = pid_in(task, settings.pid_namespace);
-	if (bpf_map_lookup_elem(&asked, &seen))
+	how = bpf_map_lookup_elem(&asked, &seen);
+	if (how && *how == ASK_LOCAL)
+		seen |= TELL_LOCAL;
+	if (how)
 		bpf_map_update_elem(&followed, &pid, &seen, BPF_ANY);
 	else
 		bpf_map_delete_elem(&followed, &pid);

@@ -44,14 +44,14 @@ int on_mark(void *ctx)
 
 	if (!seen || !m)
 		return 0;
+	message.pid = *seen & ~TELL_LOCAL;
 	if (!m->pid)
-		m->pid = *seen;
-	if (m->pid != *seen || now - m->last_ns < ONE_STEP_NS)
+		m->pid = message.pid;
+	if (m->pid != message.pid || now - m->last_ns < ONE_STEP_NS)
 		return 0;
 	m->last_ns = now;
 	shared.step = ++m->step;
 	message.step = m->step;
-	message.pid = *seen;
 	message.tid = pid_in(task, settings.pid_namespace);
 	bpf_ringbuf_output(&messages, &message, sizeof(message), BPF_RB_NO_WAKEUP);
 	return 0;

@@ -27,8 +27,9 @@ struct ds_message {
 	__u8 tail[8]; /* the last bytes of them */
 };
 
-#define HEAD_BYTES 4096 /* copied of what is received: heads of requests */
-#define REPLY_BYTES 1024 /* of what is sent */
+#define HEAD_BYTES 4096 /* copied at most of what one call moves */
+#define ASK_LOCAL 2
+#define TELL_LOCAL (1U << 31) /* beside a pid, which is smaller */
 
 struct ds_outside_config {
 	__u32 pid_namespace; /* the agent's; 0: the initial one */

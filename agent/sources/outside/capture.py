@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from dsagent.agent.sources.outside.messages import Message, MessageRing
 
 MESSAGES_A_POLL = 20_000
 MOST_PROCESSES = 1024
+_ASK, _ASK_LOCAL = 1, 2
 _PROGRAMS = {
     program.name: program.hook
     for program in OUTSIDE_OBJECTS["http"]
@@ -54,7 +55,7 @@ class Capture:
         self._config = _CONFIG.pack(own, 0)
         self._marker: BpfObject | None = None
         self._mark_links: list[int] = []
-        self._asked: set[int] = set()
+        self._asked: dict[int, int] = {}
         lacking = [hook for hook in _PROGRAMS.values() if self._library.arguments_of(hook) is None]
         self._library.forget_types()
         if lacking:
@@ -76,15 +77,18 @@ class Capture:
         for program in _PROGRAMS:
             self._http.attach(program)
 
-    def follow(self, pids: Iterable[int]) -> None:
-        """These processes, as the agent sees their pids, and no others."""
-        wanted = set(pids)
-        for pid in sorted(wanted - self._asked)[: MOST_PROCESSES - len(self._asked)]:
-            self._asked_map.update(struct.pack("=I", pid), struct.pack("=I", 1))
-            self._asked.add(pid)
-        for pid in self._asked - wanted:
+    def follow(self, pids: Iterable[int], senders: Collection[int] = ()) -> None:
+        """These processes, as the agent sees their pids, and no others; of the `senders` among
+        them also what they send over Unix sockets."""
+        wanted = {
+            pid: _ASK_LOCAL if pid in senders else _ASK for pid in list(pids)[:MOST_PROCESSES]
+        }
+        for pid, how in wanted.items():
+            if self._asked.get(pid) != how:
+                self._asked_map.update(struct.pack("=I", pid), struct.pack("=I", how))
+        for pid in set(self._asked) - set(wanted):
             self._asked_map.delete(struct.pack("=I", pid))
-        self._asked &= wanted
+        self._asked = wanted
         self._http.run_iterator(self._iterator)
 
     def mark(self, places: Sequence[Place], tags: BpfObject | None) -> list[str]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import statistics
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from dsagent.agent.facts import Readings
 from dsagent.agent.procfs import escape
@@ -21,6 +22,9 @@ from dsagent.instrumentation.records import RequestOpen, RequestRecord, request_
 HOLD_NS = 3_000_000_000  # a request that has ended waits for its steps at most so long
 MOST_LIVES = 4096
 ARRIVALS = 64
+ONE_OUTPUT_NS = 1_000_000  # what the core sends closer together is the output of one step
+
+MarkedBy = Literal["function", "sends", "text"]
 
 
 @dataclass(slots=True)
@@ -52,19 +56,30 @@ class Lives:
         self.steps = Steps(engine_id)
         self.totals = Totals()
         self.given_up = 0
-        self.marks_wanted = False  # no function marks the steps: what is sent does
+        self.marked_by: MarkedBy = "function"
         self._next_step = 0
         self._sent_in_step: set[int] = set()
+        self._last_send_ns = 0
 
-    def hear(self, heard: Heard, marks: Iterable[Mark], readings: Readings) -> None:
-        """A batch of what happened, each kind in order of time."""
+    def hear(
+        self,
+        heard: Heard,
+        marks: Iterable[Mark],
+        readings: Readings,
+        sends: Sequence[Mark] = (),
+    ) -> None:
+        """A batch of what happened, each kind in order of time. `sends`: what the engine's core
+        sent to its front end, which ends a step; not numbered."""
         for exchange in heard.begun:
             self._begin(exchange, readings)
-        if self.marks_wanted:
+        if self.marked_by == "text":
             self._mark_by_text(heard)
-        for mark in marks:
-            self._next_step = max(self._next_step, mark.step_id)
-            self.steps.mark(mark)
+        elif self.marked_by == "sends":
+            self._mark_by_sends(heard, sends)
+        else:
+            for mark in marks:
+                self._next_step = max(self._next_step, mark.step_id)
+                self.steps.mark(mark)
         for at_ns, exchange in sorted(heard.tokens, key=lambda each: each[0]):
             held = self._held.get(exchange.number)
             if held is not None:
@@ -74,7 +89,7 @@ class Lives:
         """The steps, and the requests, about which nothing more is to be expected."""
         lives = [held.life for held in self._held.values()]
         told = self.steps.tell(lives, now_ns)
-        if self.marks_wanted:  # the last text marks a step that never comes
+        if self.marked_by != "function":  # the last one sent marks a step that never comes
             told = [step for step in told if step.shares]
         readings.steps += told
         self.totals.steps += len(told)
@@ -129,31 +144,48 @@ class Lives:
             self.given_up += 1
 
     def _mark_by_text(self, heard: Heard) -> None:
-        """No mark tells of the steps. A step begins with a request that finds the engine idle,
-        and when the text of the one before is sent; that is over when a request sends again."""
+        """A step begins with a request that finds the engine idle, and when the text of the one
+        before is sent; that is over when a request sends again."""
         moments: list[tuple[int, int | None, Exchange]] = [
             (e.received_ns, None, e) for e in heard.begun
         ]
         moments += [(at_ns, e.number, e) for at_ns, e in heard.tokens]
         for at_ns, number, exchange in sorted(moments, key=lambda each: each[0]):
-            idle = not any(
-                held.life.exchange.ended_ns is None or held.life.exchange.ended_ns > at_ns
-                for other, held in self._held.items()
-                if other != exchange.number and held.life.exchange.received_ns <= at_ns
-            )
             if number is None:
-                if idle:
-                    self._made(at_ns + 1, exchange)
+                if self._idle_but_for(exchange):
+                    self._made(at_ns, exchange.pid, exchange.tid)
                     self._sent_in_step = set()
             elif number in self._sent_in_step or not self._sent_in_step:
-                self._made(at_ns + 1, exchange)
+                self._made(at_ns, exchange.pid, exchange.tid)
                 self._sent_in_step = {number}
             else:
                 self._sent_in_step.add(number)
 
-    def _made(self, at_ns: int, exchange: Exchange) -> None:
+    def _mark_by_sends(self, heard: Heard, sends: Sequence[Mark]) -> None:
+        """A step begins with a request that finds the engine idle, and when the output of the one
+        before has been sent."""
+        moments = [
+            Mark(0, exchange.received_ns, exchange.pid, exchange.tid)
+            for exchange in heard.begun
+            if self._idle_but_for(exchange)
+        ]
+        for mark in sorted([*moments, *sends], key=lambda each: each.start_ns):
+            if mark.start_ns - self._last_send_ns > ONE_OUTPUT_NS:
+                self._made(mark.start_ns, mark.pid, mark.tid)
+            self._last_send_ns = mark.start_ns
+
+    def _idle_but_for(self, exchange: Exchange) -> bool:
+        """Whether no other request was open when this one came."""
+        at_ns = exchange.received_ns
+        return not any(
+            held.life.exchange.ended_ns is None or held.life.exchange.ended_ns > at_ns
+            for other, held in self._held.items()
+            if other != exchange.number and held.life.exchange.received_ns <= at_ns
+        )
+
+    def _made(self, at_ns: int, pid: int, tid: int) -> None:
         self._next_step += 1
-        self.steps.mark(Mark(self._next_step, at_ns, exchange.pid, exchange.tid))
+        self.steps.mark(Mark(self._next_step, at_ns + 1, pid, tid))
 
     def _close(self, held: _Held, readings: Readings) -> None:
         record = self._record(held)

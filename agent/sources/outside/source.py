@@ -18,7 +18,7 @@ from dsagent.agent.facts import Event, Readings, SourceState, SourceStatus, Targ
 from dsagent.agent.sources.kernel import check
 from dsagent.agent.sources.outside.capture import Capture
 from dsagent.agent.sources.outside.exchanges import Exchanges, Heard, Kind, Moved
-from dsagent.agent.sources.outside.lives import Lives
+from dsagent.agent.sources.outside.lives import Lives, MarkedBy
 from dsagent.agent.sources.outside.markers import Found, find_markers
 from dsagent.agent.sources.outside.messages import Message, MessageKind
 from dsagent.agent.sources.outside.steps import Mark
@@ -39,6 +39,10 @@ _MOVES: dict[MessageKind, Kind] = {
     MessageKind.PEER_CLOSED: "peer closed",
     MessageKind.CLOSED: "closed",
 }
+_MARKED_BY: Mapping[MarkedBy, str] = {
+    "sends": "the engine's core sends its output",
+    "text": "text is sent",
+}
 
 
 class OutsideSource:
@@ -58,6 +62,7 @@ class OutsideSource:
         self._next_discovery_ns = 0
         self._discoveries = 0
         self._markers: Found | None = None
+        self._cores: tuple[int, ...] = ()  # processes whose sends mark the steps
         self._marking: list[str] = []  # why some marks are not seen
         self._tags: Loaded | None = None
         self._mark_pid = 0
@@ -88,12 +93,12 @@ class OutsideSource:
             readings.events += self._discover(now_ns)
         if self._capture is None:
             return readings
-        heard, marks = Heard(), list[Mark]()
+        heard, marks, sends = Heard(), list[Mark](), list[Mark]()
         for message in self._capture.read():
-            self._sort(message, heard, marks)
+            self._sort(message, heard, marks, sends)
         self.behind = self._capture.behind
         self._exchanges.client_left(now_ns - CLIENT_LEFT_NS, heard)
-        self._lives.hear(heard, marks, readings)
+        self._lives.hear(heard, marks, readings, sends)
         self._lives.tell(now_ns, readings)
         for step in readings.steps:
             self._pace.append(step.end_ns - step.start_ns)
@@ -102,7 +107,7 @@ class OutsideSource:
         self._cost_ns += time.thread_time_ns() - began_ns
         return readings
 
-    def _sort(self, message: Message, heard: Heard, marks: list[Mark]) -> None:
+    def _sort(self, message: Message, heard: Heard, marks: list[Mark], sends: list[Mark]) -> None:
         match message.kind:
             case MessageKind.MARK:
                 self._mark_pid = message.pid
@@ -110,7 +115,7 @@ class OutsideSource:
             case MessageKind.CIPHERED:
                 self._ciphered += 1
             case MessageKind.LOCAL:
-                pass
+                sends.append(Mark(0, message.time_ns, message.pid, message.tid))
             case MessageKind.UNREAD if not message.connection:
                 self._unread += 1
             case _:
@@ -145,23 +150,22 @@ class OutsideSource:
         self.pids = pids
         if self._capture is None:
             return events
-        self._capture.follow(pids)
+        self._capture.follow(pids, self._cores)
         if self._mark_pid and self._mark_pid not in pids:
             self._mark_pid = 0
             self._capture.mark_any_process()
         if changed or self._discoveries % MARKERS_EVERY == 0:
             self._rings = rings_of_io_uring(pids)
             self._look_for_markers(pids)
+            self._choose_marks(pids)
         self._discoveries += 1
         return events
 
     def _look_for_markers(self, pids: Sequence[int]) -> None:
         found = find_markers(pids)
-        if found is None or (self._markers and found.inodes == self._markers.inodes):
-            self._lives.marks_wanted = self._markers is None
-            return
-        self._markers = found
-        self._mark()
+        if found is not None and (not self._markers or found.inodes != self._markers.inodes):
+            self._markers = found
+            self._mark()
 
     def _mark(self) -> None:
         if self._capture is None or self._markers is None:
@@ -171,7 +175,16 @@ class OutsideSource:
             self._marking = self._capture.mark(self._markers.places, base)
         except SourceUnavailable as error:
             self._marking = [str(error)]
-        self._lives.marks_wanted = len(self._marking) >= len(self._markers.places)
+
+    def _choose_marks(self, pids: Sequence[int]) -> None:
+        """A function that is entered once a step; else what a core sends; else the text."""
+        if self._markers is not None and len(self._marking) < len(self._markers.places):
+            self._cores, self._lives.marked_by = (), "function"
+            return
+        self._cores = tuple(pid for pid in pids if _is_core(pid))
+        self._lives.marked_by = "sends" if self._cores else "text"
+        if self._capture is not None:
+            self._capture.follow(pids, self._cores)
 
     def tag(self, loaded: Loaded | None) -> None:
         """The kernel source's programs, which from now on are told which step runs."""
@@ -188,7 +201,7 @@ class OutsideSource:
             "requests.finished": float(totals.requests),
             "tokens.generated": float(totals.tokens),
         }
-        if self._markers is not None and not self._lives.marks_wanted:
+        if self._lives.marked_by == "function":
             counts["steps"] = float(totals.steps)
             counts["steps.yielding"] = float(totals.steps_with_text)
         return counts
@@ -225,11 +238,8 @@ class OutsideSource:
     def status(self) -> SourceStatus:
         if self._capture is None:
             return self._last
-        marked = (
-            "steps are inferred from what is sent"
-            if self._markers is None or self._lives.marks_wanted
-            else f"steps are inferred: {self._markers.says}"
-        )
+        how = _MARKED_BY.get(self._lives.marked_by) or (self._markers and self._markers.says)
+        marked = f"steps are inferred: {how}"
         unseen = sentence(self._ciphered, self._unread, self._rings, self._exchanges.lost)
         state: SourceState = "lagging" if self.behind else "ok"
         given_up = self._exchanges.given_up + self._lives.given_up + self._lives.steps.given_up
@@ -247,3 +257,11 @@ class OutsideSource:
             self.status()
             self._capture.close()
             self._capture = None
+
+
+def _is_core(pid: int) -> bool:
+    """vLLM's EngineCore, whose name is cut to 15 characters."""
+    try:
+        return procfs.read_stat(pid).comm.startswith("VLLM::EngineCor")
+    except (procfs.ProcessGone, PermissionError):
+        return False

@@ -31,7 +31,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.lives = Lives(9)
-        self.lives.marks_wanted = not self.marked
+        self.lives.marked_by = "function" if self.marked else "text"
         self.count = 0
         self.pending: list[tuple[int, Exchange, bool]] = []  # text, and whether it is the last
 
