@@ -21,13 +21,14 @@ class LazyRing:
         self.failures = 0
 
     def get(self) -> RingWriter | None:
+        """None where there is none to be had, or it has switched itself off: nothing to do."""
         if self._writer is None and self._attempts_left:
             self._attempts_left -= 1
             try:
                 self._writer = self._make()
             except OSError as error:
                 _ring_log.warning("no step ring (%s): an agent will not see this engine", error)
-        return self._writer
+        return self._writer if self._writer is None or self._writer.is_on else None
 
     def count_failure(self) -> None:
         """Something went wrong in what feeds it, and was kept from the engine."""

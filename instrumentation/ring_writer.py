@@ -162,6 +162,11 @@ class RingWriter:
         """What went wrong inside and was kept from the engine, as the header counts it."""
         return 0 if self._memory is None else self._memory.words[_FAILURES]
 
+    @property
+    def is_on(self) -> bool:
+        """Not switched off after too many failures."""
+        return self._on
+
     def write(self, record: Record) -> None:
         """Append one record of any kind."""
         try:

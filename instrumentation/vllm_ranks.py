@@ -82,11 +82,12 @@ class RankWatch:
         if not self._engine_id:
             self._engine_id, rank = step[0], getattr(worker, "rank", 0)
             self._rank = rank if isinstance(rank, int) else 0
+        writer = self.ring.get()
+        if writer is None:
+            return False
         self._now = step[1], monotonic_ns()
         self._executing = True
-        writer = self.ring.get()
-        if writer is not None:
-            writer.step_started(*self._now)
+        writer.step_started(*self._now)
         return True
 
     def _has_executed(self, *, more: bool) -> None:

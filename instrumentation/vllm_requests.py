@@ -52,6 +52,7 @@ class _Call:
         self.is_http = scope is not None
         self.context: TraceContext | None = None
         self.lives: list[_Life] = []
+        self.ended = False
 
     def header(self, name: bytes) -> str | None:
         raw = self.headers.get(name)
@@ -163,7 +164,7 @@ class RequestWatch:
 
         async def add_request(client: Any, *args: Any, **kwargs: Any) -> Any:
             token = None
-            call = self._call.get()
+            call = self._current()
             if call is None:
                 call = _Call(None, self._model)
                 token = self._call.set(call)
@@ -234,17 +235,26 @@ class RequestWatch:
             self._exports_spans = bool(getattr(arguments, "otlp_traces_endpoint", None))
             self._model = _served_name(arguments)
             self.open()
-        if kind != "http" or scope.get("method") != "POST" or self._call.get() is not None:
+        if kind != "http" or scope.get("method") != "POST" or self._current() is not None:
             return None
         if not self._model:
             self._model = _served_name(getattr(getattr(app, "state", None), "args", None))
         return _Call(scope, self._model)
 
+    def _current(self) -> _Call | None:
+        """The call that this runs in. A pipelined call is begun where the one before it ends, and
+        a task may outlive the call that made it: what has ended is not the call of what follows."""
+        call = self._call.get()
+        return None if call is None or call.ended or call.sent_ns is not None else call
+
     def _opened(self, request: Any) -> None:
         internal_id: str = request.request_id
         if internal_id in self._lives:
             return  # more input of a session
-        call = self._call.get() or _Call(None, self._model)
+        writer = self.ring.get()
+        if writer is None:
+            return
+        call = self._current() or _Call(None, self._model)
         context = call.trace(getattr(request, "trace_headers", None))
         life = _Life(call, request, context, _shown_id(request))
         life.tokenised_ns = monotonic_ns()
@@ -252,21 +262,19 @@ class RequestWatch:
         if len(self._lives) >= _MOST_LIVES:
             del self._lives[next(iter(self._lives))]
         self._lives[internal_id] = life
-        writer = self.ring.get()
-        if writer is not None:
-            writer.write(
-                RequestOpen(
-                    request_key=life.key,
-                    request_id=life.request_id,
-                    trace_id=context.trace_id,
-                    span_id=context.span_id,
-                    parent_span_id=context.parent_span_id,
-                    sampled=context.sampled,
-                    received_ns=call.received_ns,
-                    pid=os.getpid(),
-                    tid=threading.get_native_id(),
-                )
+        writer.write(
+            RequestOpen(
+                request_key=life.key,
+                request_id=life.request_id,
+                trace_id=context.trace_id,
+                span_id=context.span_id,
+                parent_span_id=context.parent_span_id,
+                sampled=context.sampled,
+                received_ns=call.received_ns,
+                pid=os.getpid(),
+                tid=threading.get_native_id(),
             )
+        )
 
     def _progress(self, still_there: Any, outputs: Any, moment_ns: int) -> None:
         lives = self._lives
@@ -302,8 +310,8 @@ class RequestWatch:
             self._close(life, monotonic_ns(), None)
 
     def _call_ends(self, call: _Call) -> None:
-        now_ns = monotonic_ns()
-        sent_ns = call.sent_ns or now_ns
+        call.ended = True
+        sent_ns = call.sent_ns or monotonic_ns()
         error = None
         if call.status >= 500:
             error = "server_error"

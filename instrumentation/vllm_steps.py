@@ -104,6 +104,8 @@ class SchedulerWatch:
                 writer.step_started(self._step_id + 1, now_ns)
 
     def _scheduled(self, scheduler: Any, output: Any, begun_ns: int, ended_ns: int) -> None:
+        if self.ring.get() is None:
+            return
         tokens: dict[str, int] = output.num_scheduled_tokens
         preempted = self._note_preempted(scheduler, output)
         if output.finished_req_ids and (self._chunks or self._recompute):

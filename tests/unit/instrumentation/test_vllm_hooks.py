@@ -260,18 +260,19 @@ def test_what_we_get_wrong_is_counted_and_what_vllm_raises_is_its_own(
     watch: SchedulerWatch, read: Any
 ) -> None:
     schedule = watch.wrap_schedule(lambda _scheduler: None)  # nothing of what we look for
-    watch.open()
-    for _ in range(FAILURES_IN_A_ROW):
-        assert schedule(object()) is None
-    assert watch.ring.failures == FAILURES_IN_A_ROW
+    assert read(watch.ring) == []
     writer = watch.ring.get()
     assert writer is not None
-    assert writer.failures == FAILURES_IN_A_ROW
+    for _ in range(2 * FAILURES_IN_A_ROW):
+        assert schedule(object()) is None
+    # It has switched itself off, and looks no more.
+    assert watch.ring.failures == writer.failures == FAILURES_IN_A_ROW
+    assert watch.ring.get() is None
     engine = Engine()
     engine.add("a", prompt=4)
     schedule, update = hooked(watch, engine)
     update(schedule({"a": 4}), {"a": 1})
-    assert read(watch.ring) == []  # it has switched itself off
+    assert watch.ring.failures == FAILURES_IN_A_ROW
 
     class VllmError(Exception):
         pass
@@ -510,6 +511,32 @@ def test_a_trace_id_in_x_request_id_is_the_last_resort(requests: RequestWatch, r
     assert (first.trace_id, first.parent_span_id, first.sampled) == (TRACE_ID, SPAN_ID, None)
     assert (second.trace_id, second.parent_span_id, second.sampled) == (TRACE_ID, SPAN_ID, True)
     assert third.parent_span_id is None
+
+
+def test_a_pipelined_call_is_a_call_of_its_own(requests: RequestWatch, read: Any) -> None:
+    """uvicorn starts it from within the sending of the reply before, in that call's context."""
+    front, following = FrontEnd(requests), FrontEnd(requests)
+    front.requests, following.requests = [engine_request("one")], [engine_request("two")]
+    front.outputs = [[engine_output("one", 1, finish_reason="stop")]]
+    following.outputs = [[engine_output("two", 1, finish_reason="stop")]]
+    tasks = []
+
+    async def send(message: Any) -> None:
+        if message.get("more_body") is False and not tasks:
+            scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+            tasks.append(asyncio.create_task(following._app(following, scope, None, send)))
+
+    async def both() -> None:
+        headers = [(b"traceparent", TRACEPARENT)]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+        await front._app(front, scope, None, send)
+        await tasks[0]
+
+    asyncio.run(both())
+    first, second = closed(read(requests.ring))
+    assert (first.request_id, first.trace_id) == ("one", TRACE_ID)
+    assert second.request_id == "two"
+    assert second.trace_id != TRACE_ID
 
 
 def test_without_http_a_request_ends_with_its_last_output(
