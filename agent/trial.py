@@ -73,11 +73,12 @@ class Tried:
     state: State
     reason: str = ""
     cost_ns: int | None = None
+    tier: str = ""  # "": the probe's own
 
     def to_json(self) -> dict[str, str | int | None]:
         return {
             "name": self.probe.name,
-            "tier": self.probe.tier,
+            "tier": self.tier or self.probe.tier,
             "state": self.state,
             "reason": self.reason,
             "measures": self.probe.measures,

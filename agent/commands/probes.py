@@ -24,8 +24,9 @@ def probes(
     """
     from dsagent.agent import terminal
     from dsagent.agent.trial import try_probes
+    from dsagent.agent.trial_outside import try_outside
 
-    document = {"probes": [tried.to_json() for tried in try_probes()]}
+    document = {"probes": [tried.to_json() for tried in (*try_probes(), *try_outside())]}
     if json:
         terminal.put_json(document)
     else:

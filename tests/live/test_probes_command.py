@@ -13,7 +13,7 @@ from kernel_lab import Child, Watch, require_kernel_source
 from dsagent.agent import trial
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import Kind
-from dsagent.agent.probes import OBJECTS, PROBES
+from dsagent.agent.probes import OBJECTS, OUTSIDE_PROBES, PROBES
 from dsagent.agent.sources.bpf.libbpf import BpfObject, Library
 
 pytestmark = pytest.mark.ebpf
@@ -32,7 +32,8 @@ def test_the_command_lists_every_probe_with_state_meaning_and_cost() -> None:
     )
     document = json.loads(ran.stdout)
     probes = {probe["name"]: probe for probe in document["probes"]}
-    assert list(probes) == [probe.name for probe in PROBES]
+    assert list(probes) == [probe.name for probe in (*PROBES, *OUTSIDE_PROBES)]
+    assert all(probes[probe.name]["cost_ns"] for probe in OUTSIDE_PROBES)
     for probe in probes.values():
         assert set(probe) == {"name", "tier", "state", "reason", "measures", "cost_ns"}
         assert (probe["state"] == "ok") == (probe["reason"] == "")

@@ -220,7 +220,11 @@ static long copy_piece(__u32 n, struct ds_copying *c)
 		fits = HEAD_BYTES - start;
 		if (fits > size)
 			fits = size;
-		if (start < HEAD_BYTES && fits && fits <= HEAD_BYTES) {
+		/* The compiler knows the bounds and would leave them out; the verifier does not. */
+		barrier_var(start);
+		start &= HEAD_BYTES - 1;
+		barrier_var(fits);
+		if (fits && fits <= HEAD_BYTES) {
 			if (bpf_probe_read_user(&to->data[start], fits, (void *)piece[0]))
 				return 1;
 			c->copied += fits;

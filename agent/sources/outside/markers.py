@@ -91,6 +91,17 @@ def find_markers(pids: Iterable[int], proc: Path = PROC) -> Found | None:
     )
 
 
+def find_function(pid: int, library: str, symbol: str, proc: Path = PROC) -> Place | None:
+    """An exported function of a library that the process has mapped."""
+    for where, _, path in _executable(pid, proc):
+        if path.rsplit("/", 1)[-1].startswith(library):
+            link = proc / str(pid) / "map_files" / where
+            offset = _offset(link, symbol)
+            if offset is not None:
+                return Place(str(link), offset)
+    return None
+
+
 def _executable(pid: int, proc: Path) -> list[tuple[str, int, str]]:
     """(range, inode, path) of each file that the process has mapped to run."""
     try:
