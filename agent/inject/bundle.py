@@ -17,6 +17,7 @@ from pathlib import Path
 
 PACKAGE = "dsagent.instrumentation"
 _TABLE = "BUNDLE"
+_INNER = "'''"  # round each module; what is round the whole is another
 
 # `BUNDLE` gets the namespaces, by their modules' short names. For dataclasses, the name of a
 # module must be one that is in sys.modules.
@@ -54,8 +55,15 @@ def bundle(entries: Sequence[tuple[str, str]], source_of: Source = installed_sou
         modules.need(module, name)
     parts = [_LOADER]
     for name in modules.in_order():
-        parts.append(f"load({name!a}, {modules.kept(name)!a})\n")
+        parts.append(f"load({name!a}, {quoted(modules.kept(name), _INNER)})\n")
     return "".join(parts)
+
+
+def quoted(source: str, quotes: str) -> str:
+    """A literal of it: over several lines as they are, which is the shortest, where that can be."""
+    if quotes in source or "\r" in source or source.endswith(("\\", quotes[0])):
+        return ascii(source)
+    return f"r{quotes}{source}{quotes}"
 
 
 class _Module:
@@ -309,11 +317,12 @@ def _linked(statement: ast.stmt) -> ast.stmt:
 
 
 def _narrow(source: str) -> str:
-    """Indented by one blank a level instead of four; the same program."""
+    """Indented by one blank a level instead of four, without empty lines; the same program."""
     lines = []
     for line in source.splitlines():
         bare = line.lstrip(" ")
-        lines.append(" " * ((len(line) - len(bare)) // 4) + bare)
+        if bare:
+            lines.append(" " * ((len(line) - len(bare)) // 4) + bare)
     narrowed = "\n".join(lines) + "\n"
     if ast.dump(ast.parse(narrowed)) != ast.dump(ast.parse(source)):
         return source + "\n"  # a string over several lines

@@ -46,10 +46,14 @@ else:
 """
 
 
+def bundled() -> str:
+    """Our modules alone: nothing is put in."""
+    return bundle((("vllm", "install"), ("layout", "Role")))
+
+
 def source_to_put(roles: tuple[str, ...]) -> str:
     """`roles`: of the rings that the process is to have before the first request."""
-    code = bundle((("vllm", "install"), ("layout", "Role")))
-    return code + _PUT.format(
+    return bundled() + _PUT.format(
         plugin=f"{PACKAGE}.vllm",
         place=_PLACE,
         there=THERE_ALREADY,

@@ -11,9 +11,11 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from dsagent.agent.inject.bundle import quoted
 from dsagent.agent.procfs import escape
 
 MAX_TEXT_BYTES = 64 << 10
+_OUTER = '"""'
 _HEADER = struct.Struct("<QQQQ")  # began and ended (ns), 1: well, size of the message
 _MESSAGE_CHARS = 600
 
@@ -60,8 +62,9 @@ class Report:
 
 def text_of(source: str, report_at: int, report_bytes: int) -> bytes:
     """Raises ValueError for one of more than 64 KiB."""
-    names = f"'SOURCE': {source!a}, 'AT': {report_at}, 'ROOM': {report_bytes}"
-    text = f"exec({_RUNNER!a}, {{{names}}})\n".encode("ascii")
+    whole = quoted(source, _OUTER)
+    names = f"'SOURCE': {whole}, 'AT': {report_at}, 'ROOM': {report_bytes}"
+    text = f"exec({_RUNNER!a}, {{{names}}})\n".encode()
     if len(text) >= MAX_TEXT_BYTES:
         raise ValueError(f"a text of {len(text)} bytes: {MAX_TEXT_BYTES} are allowed")
     return text + b"\0"

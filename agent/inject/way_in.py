@@ -37,7 +37,6 @@ class Process:
 
     pid: int
     comm: str
-    expected_pause_ns: int
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -89,7 +88,6 @@ def processes(pid: int) -> tuple[Process, ...]:
     pid = procfs.process_of(pid)
     check_allowed(pid)
     root = vllm_root(pid)
-    expected_ns = _expected_pause_ns()
     found = []
     for each in (root, *procfs.descendants(root, procfs.parents())):
         try:
@@ -98,7 +96,7 @@ def processes(pid: int) -> tuple[Process, ...]:
             check_allowed(each)
             with Memory(each) as memory:
                 find(each, memory)
-            found.append(Process(each, procfs.read_stat(each).comm, expected_ns))
+            found.append(Process(each, procfs.read_stat(each).comm))
         except PermissionError as error:
             raise not_permitted(each) from error
         except ProcessGone:
@@ -114,9 +112,9 @@ def _has_torch(pid: int) -> bool:
 
 def _expected_pause_ns() -> int:
     """How long this very process needs for what the target's interpreter has to do."""
-    source = hooks.source_to_put(())
+    source = hooks.bundled()
     began_ns = time.thread_time_ns()
-    exec(compile(source.partition("\nimport sys\n")[0], "<trial>", "exec"), {"__name__": "trial"})
+    exec(compile(source, "<trial>", "exec"), {"__name__": "builtins"})
     return _SLOWER * (time.thread_time_ns() - began_ns) + _STOPS_NS
 
 
@@ -126,8 +124,8 @@ def inject(pid: int, say: Say, agrees: Callable[[str], bool | None] | None) -> N
     and says None where there is nobody to ask; without it nobody is asked. Raises CannotInject,
     or DsagentError (exit 2) where nobody has agreed."""
     found = processes(pid)
+    expected_ms = _expected_pause_ns() / 1e6
     for process in found:
-        expected_ms = process.expected_pause_ns / 1e6
         say(f"{process.comm} (pid {process.pid}) will pause for about {expected_ms:.0f} ms")
     if agrees is not None and not (agreed := agrees("Put the hooks in?")):
         why = "nobody has agreed; --yes does" if agreed is None else "you said no"
