@@ -84,7 +84,7 @@ QUANTITIES: tuple[Quantity, ...] = (
         "Requests taken out of the batch to be computed again, as the engine says.",
         (
             Spelling("vllm:num_preemptions_total", "vLLM"),
-            Spelling("sglang:num_retracted_reqs", "SGLang"),
+            Spelling("sglang:num_retracted_requests_total", "SGLang since 2025"),
         ),
     ),
     Quantity(

@@ -20,7 +20,7 @@ from dsagent.agent.facts import Event, Readings, Sample, SourceStatus, Target
 from dsagent.agent.served import NAMES, QUANTITIES, quantities
 from dsagent.agent.sockets import Listening, listening
 
-EVERY_NS = 2_000_000_000
+EVERY_NS = 5_000_000_000
 TIMEOUT_S = 2.0
 MOST_BYTES = 8 << 20
 MOST_PORTS = 16  # asked for /metrics when it is looked for

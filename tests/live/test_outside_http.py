@@ -14,6 +14,7 @@ from kernel_lab import Child, require_kernel_source
 
 from dsagent.agent.facts import FACT_DTYPE, Kind, Readings, Target
 from dsagent.agent.sources.kernel import KernelSource
+from dsagent.agent.sources.outside.capture import Capture
 from dsagent.agent.sources.outside.source import OutsideSource
 from dsagent.instrumentation.records import RequestRecord
 
@@ -56,8 +57,8 @@ def request(body: bytes = b'{"prompt": "x"}') -> bytes:
 class Seen:
     """An OutsideSource on a child, and what it has brought."""
 
-    def __init__(self, pid: int) -> None:
-        self.source = OutsideSource(Target(pid, 1, 0, "child", (), "http"))
+    def __init__(self, pid: int, make_capture: Callable[[], Capture] = Capture) -> None:
+        self.source = OutsideSource(Target(pid, 1, 0, "child", (), "http"), make_capture)
         self.readings = Readings()
 
     def __enter__(self) -> Seen:
@@ -159,6 +160,24 @@ def test_a_client_that_leaves(server: tuple[int, int]) -> None:
         (record,) = seen.records(1)
     assert record.finish_reason == "abort" and record.error is None
     assert abs(record.sent_ns - left_ns) < 50_000_000
+
+
+def test_what_finds_no_room_is_counted(server: tuple[int, int]) -> None:
+    pid, port = server
+    with Seen(pid, lambda: Capture(ring_bytes=8192)) as seen:
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            for _ in range(REQUESTS):
+                client.sendall(request())
+                whole_reply(client)
+        seen.until(lambda _: seen.source.status().dropped > 0)
+        # And the one after is whole again.
+        before = len(seen.readings.closed)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(request())
+            whole_reply(client)
+        records = seen.records(before + 1)
+        assert records[-1].output_tokens == TOKENS
+        assert seen.source.uncounted_losses == 0
 
 
 def test_what_is_ciphered_is_told(server: tuple[int, int]) -> None:

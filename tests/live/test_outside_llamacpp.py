@@ -59,7 +59,7 @@ def test_the_requests_are_theirs(
 ) -> None:
     asked, accounts, document, _ = seen
     assert document["requests"] == len(asked) and document["engine"] == "http"
-    assert document["accounting_failures"] == 0
+    assert document["accounting_failures"] == document["uncounted_losses"] == 0
     for each, account in zip(asked, accounts, strict=True):
         assert account["trace_id"] == each.trace_id
         assert account["request_id"].startswith("chatcmpl-")

@@ -17,23 +17,24 @@ from kernel_lab import require_kernel_source
 from watching import Watching
 
 from dsagent.agent.server_target import find_target
+from dsagent.agent.sources.outside import source
 from dsagent.instrumentation.records import Step
 
 MS = 1_000_000
 ASKED = 6
 
 
-@pytest.fixture(scope="module")
-def seen(served: Watched) -> tuple[dict[str, Reply], dict[str, Any], dict[str, Any], list[Step]]:
+Seen = tuple[dict[str, Reply], dict[str, Any], dict[str, Any], list[Step]]
+
+
+def watch(served: Watched, first: int) -> Seen:
     """trace id → the client's reply, and the account; the summary; the true steps meanwhile."""
-    require_kernel_source()
-    served.stream("/v1/completions", {"prompt": "warm up", "max_tokens": 4})
     served.read()
     before = len(served.steps)
     replies: dict[str, Reply] = {}
 
     def ask(number: int) -> None:
-        trace_id = f"{0xF00 + number:032x}"
+        trace_id = f"{first + number:032x}"
         body = {"prompt": f"Tell me about {number} cats", "max_tokens": 12, "ignore_eos": True}
         header = {"traceparent": f"00-{trace_id}-00000000000000aa-01"}
         replies[trace_id] = served.stream("/v1/completions", body, **header)
@@ -48,7 +49,11 @@ def seen(served: Watched) -> tuple[dict[str, Reply], dict[str, Any], dict[str, A
     return replies, accounts, document, served.steps[before:]
 
 
-Seen = tuple[dict[str, Reply], dict[str, Any], dict[str, Any], list[Step]]
+@pytest.fixture(scope="module")
+def seen(served: Watched) -> Seen:
+    require_kernel_source()
+    served.stream("/v1/completions", {"prompt": "warm up", "max_tokens": 4})
+    return watch(served, 0xF00)
 
 
 def test_the_clients_own_traces_and_vllms_own_ids(seen: Seen) -> None:
@@ -74,3 +79,15 @@ def test_the_clients_times_are_ours(seen: Seen) -> None:
     ]
     off_ns = statistics.median(abs(ours - theirs) for ours, theirs in first)
     assert off_ns <= max(5 * MS, 0.02 * statistics.median(theirs for _, theirs in first)), first
+
+
+def test_without_a_function_the_cores_sends_tell_the_steps(
+    served: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_kernel_source()
+    monkeypatch.setattr(source, "find_markers", lambda _pids: None)
+    _, accounts, document, steps = watch(served, 0xE00)
+    told = next(each for each in document["sources"] if each["name"] == "steps")
+    assert "the engine's core sends its output" in told["reason"]
+    assert len(accounts) == ASKED
+    assert document["steps"] == pytest.approx(len(steps), rel=0.02, abs=1)

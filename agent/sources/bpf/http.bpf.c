@@ -120,6 +120,7 @@ static __always_inline bool is_tcp(struct sock *sk)
 
 static __always_inline void send(struct ds_message *message, __u64 size)
 {
+	__sync_fetch_and_add(&outside.told, 1);
 	if (bpf_ringbuf_output(&messages, message, size, BPF_RB_NO_WAKEUP))
 		__sync_fetch_and_add(&outside.dropped, 1);
 }

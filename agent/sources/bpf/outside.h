@@ -46,7 +46,8 @@ struct ds_marks {
 /* Counters that user space reads. */
 struct ds_outside_control {
 	__u64 connections; /* numbers given so far */
-	__u64 dropped; /* messages that found the ring full */
+	__u64 told; /* messages but marks, whether they found room or not */
+	__u64 dropped; /* of these, the ones that found the ring full */
 	__u64 runs;
 	__u64 cost_ns;
 };

@@ -18,7 +18,7 @@ from dsagent.agent import privileges
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.probes import OUTSIDE_OBJECTS
 from dsagent.agent.sources.bpf.libbpf import BpfObject, Library
-from dsagent.agent.sources.outside.messages import Message, MessageRing
+from dsagent.agent.sources.outside.messages import Message, MessageKind, MessageRing
 
 MESSAGES_A_POLL = 20_000
 MOST_PROCESSES = 1024
@@ -30,7 +30,7 @@ _PROGRAMS = {
 }
 _ITERATOR = "find_followed"
 _CONFIG = struct.Struct("=II")
-_CONTROL = struct.Struct("=QQQQ")
+_CONTROL = struct.Struct("=QQQQQ")  # struct ds_outside_control
 _MARKS = struct.Struct("=QQII")
 _ENTRY_NS = 20  # to enter and leave a program, which it cannot see itself
 
@@ -47,13 +47,19 @@ class Place:
 class Capture:
     """The programs in the kernel, from construction to `close`. Raises SourceUnavailable."""
 
-    def __init__(self, folder: Path = privileges.BPF_OBJECT.parent) -> None:
+    def __init__(
+        self, folder: Path = privileges.BPF_OBJECT.parent, *, ring_bytes: int = 1 << 22
+    ) -> None:
         self._library = Library()
         self._folder = folder
         inode = privileges.pid_namespace()
         own = 0 if inode == privileges.INITIAL_PID_NAMESPACE else inode
         self._config = _CONFIG.pack(own, 0)
         self._marker: BpfObject | None = None
+        self._read = 0  # messages but marks
+        self._last_mark = 0
+        self._marks_lost = 0
+        self.uncounted_losses = 0
         self._mark_links: list[int] = []
         self._asked: dict[int, int] = {}
         lacking = [hook for hook in _PROGRAMS.values() if self._library.arguments_of(hook) is None]
@@ -63,6 +69,7 @@ class Capture:
         self._http = BpfObject(self._library, folder / "http.bpf.o")
         try:
             self._http.set_constants(self._config)
+            self._http.set_entries("messages", ring_bytes)
             self._http.load()
             self._asked_map = self._http.map("asked")
             self._control = self._http.map(".bss").map_memory()
@@ -134,7 +141,18 @@ class Capture:
 
     def read(self) -> Iterator[Message]:
         """What has come since the last call; a bounded number of messages."""
-        return self._ring.read(MESSAGES_A_POLL)
+        _, told, *_ = _CONTROL.unpack_from(self._control)
+        for message in self._ring.read(MESSAGES_A_POLL):
+            if message.kind is MessageKind.MARK:
+                self._marks_lost += max(0, message.step - self._last_mark - 1)
+                self._last_mark = message.step
+            else:
+                self._read += 1
+            yield message
+        if not self.behind:
+            # All that was told before is there, or counted.
+            dropped = _CONTROL.unpack_from(self._control)[2]
+            self.uncounted_losses = max(0, told - dropped - self._read)
 
     @property
     def behind(self) -> bool:
@@ -142,13 +160,13 @@ class Capture:
 
     @property
     def dropped(self) -> int:
-        """Messages that found the ring full."""
-        return int(_CONTROL.unpack_from(self._control)[1])
+        """Messages that found the ring full; of marks the numbers that are missing."""
+        return int(_CONTROL.unpack_from(self._control)[2]) + self._marks_lost
 
     @property
     def cost_ns(self) -> int:
         """CPU time that the programs took of the target and of its clients."""
-        _, _, runs, cost_ns = _CONTROL.unpack_from(self._control)
+        *_, runs, cost_ns = _CONTROL.unpack_from(self._control)
         return int(cost_ns + runs * _ENTRY_NS)
 
     def runs(self, program: str) -> tuple[int, int]:

@@ -70,6 +70,7 @@ class OutsideSource:
         self._unread = 0
         self._rings = 0
         self._cost_ns = 0
+        self._uncounted_losses = 0
         self._pace = deque[int](maxlen=PACE_STEPS)
         self.attached_ns = time.monotonic_ns()
         self.behind = False
@@ -232,8 +233,10 @@ class OutsideSource:
 
     @property
     def uncounted_losses(self) -> int:
-        """What is lost is counted where it is lost."""
-        return 0
+        """Messages that were told and neither came nor were counted as dropped."""
+        if self._capture is not None:
+            self._uncounted_losses = self._capture.uncounted_losses
+        return self._uncounted_losses
 
     def status(self) -> SourceStatus:
         if self._capture is None:
@@ -255,6 +258,7 @@ class OutsideSource:
     def stop(self) -> None:
         if self._capture is not None:
             self.status()
+            self._uncounted_losses = self._capture.uncounted_losses
             self._capture.close()
             self._capture = None
 
