@@ -46,6 +46,29 @@ uvicorn.Server(uvicorn.Config(app, http=HTTP, log_level="critical", lifespan="of
     sockets=[listener])
 """
 
+AIOHTTP = """
+import asyncio, json
+from aiohttp import web
+async def complete(request):
+    await request.read()
+    reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await reply.prepare(request)
+    for number in range(TOKENS):
+        piece = {"id": "cmpl-1", "model": "m", "choices": [{"text": f"t{number}"}]}
+        await reply.write(b"data: " + json.dumps(piece).encode() + b"\\n\\n")
+        await asyncio.sleep(0.002)
+    await reply.write(b"data: [DONE]\\n\\n")
+    await reply.write_eof()
+    return reply
+async def health(request):
+    return web.Response(text="ok")
+app = web.Application()
+app.add_routes([web.post("/v1/completions", complete), web.get("/health", health)])
+listener = socket_module.create_server(("127.0.0.1", 0))
+say(port=listener.getsockname()[1])
+web.run_app(app, sock=listener, print=None)
+"""
+
 
 def request(body: bytes = b'{"prompt": "x"}') -> bytes:
     return (
@@ -83,11 +106,12 @@ class Seen:
         return self.until(lambda readings: len(readings.closed) >= count).closed
 
 
-@pytest.fixture(params=["h11", "httptools"])
+@pytest.fixture(params=["h11", "httptools", "aiohttp"])
 def server(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
-    """(pid, port) of an unmodified uvicorn."""
+    """(pid, port) of an unmodified uvicorn with either of its parsers, or aiohttp."""
     require_kernel_source()
-    body = f"import socket as socket_module\nHTTP, TOKENS = {request.param!r}, {TOKENS}\n{SERVER}"
+    body = f"import socket as socket_module\nHTTP, TOKENS = {request.param!r}, {TOKENS}\n"
+    body += AIOHTTP if request.param == "aiohttp" else SERVER
     with Child(body, installed=True) as child:
         yield child.pid, child.hear()["port"]
 
