@@ -20,16 +20,17 @@ if {place!a} in sys.__dict__ or getattr(plugin, "_installed", None):
 else:
     installation = BUNDLE["vllm"].install()
     try:
-        if not installation.patches.installed:
-            raise LookupError({nothing!a})
-        role = BUNDLE["layout"].Role
-        for name in {roles!a}:
-            installation.open(role[name])
+        if installation.patches.installed:
+            for name in {roles!a}:
+                installation.open(BUNDLE["layout"].Role[name])
+            sys.__dict__[{place!a}] = installation
+            REPORT = str(len(installation.patches.installed)) + " hooks"
+        else:
+            installation.remove()
+            REPORT = {nothing!a}
     except BaseException:
         installation.remove()
         raise
-    sys.__dict__[{place!a}] = installation
-    REPORT = str(len(installation.patches.installed)) + " hooks"
 """
 
 _TAKE = """

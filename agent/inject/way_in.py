@@ -130,16 +130,20 @@ def inject(pid: int, say: Say, agrees: Callable[[str], bool | None] | None) -> N
     if agrees is not None and not (agreed := agrees("Put the hooks in?")):
         why = "nobody has agreed; --yes does" if agreed is None else "you said no"
         raise DsagentError(f"cannot inject: {why}", exit_code=USAGE)
-    done: list[Process] = []
+    put_in: list[Process] = []
+    there = False
     for process in found:
         each = _run(process, hooks.source_to_put(process.roles))
         say(each.line)
         if each.failed:
-            for earlier in reversed(done):
+            for earlier in reversed(put_in):
                 say(_run(earlier, hooks.source_to_take()).line)
             raise CannotInject(f"{each.line}; no other process of the server has hooks")
-        if each.said != hooks.THERE_ALREADY:
-            done.append(process)
+        there |= each.said != hooks.NOTHING_HERE
+        if each.said not in (hooks.NOTHING_HERE, hooks.THERE_ALREADY):
+            put_in.append(process)
+    if not there:
+        raise CannotInject(f"process {pid} and those below it have nothing of vLLM to hook")
 
 
 def end_agent(found: Sequence[Process]) -> bool:

@@ -85,11 +85,33 @@ def test_a_process_without_anything_to_hook_is_as_it_was(target: lab.PythonTarge
     before = look(target)
     ran = dsagent("attach", str(target.pid), "--instrument", "inject", "--yes")
     assert ran.returncode == CANNOT_ATTACH
-    last = ran.stderr.splitlines()[-1]
-    assert last.startswith("dsagent: cannot inject: ")
-    assert "LookupError: nothing to hook; paused" in last
+    assert "nothing to hook; paused" in ran.stderr
+    assert ran.stderr.splitlines()[-1].startswith("dsagent: cannot inject: ")
     assert look(target) == before
     target.goes_on()
+
+
+def test_all_or_none(target: lab.PythonTarget) -> None:
+    """A child in which it fails; its parent, which came first, is restored."""
+    assert target.ask("!import starlette.applications, subprocess") == "ok"
+    broken = (
+        "import torch, starlette.applications, os, sys\n"
+        "os.memfd_create = None\n"  # no ring can be made
+        "print('up', flush=True)\nsys.stdin.read()"
+    )
+    assert target.ask(
+        f"!child = subprocess.Popen([sys.executable, '-c', {broken!r}], stdin=-1, stdout=-1)"
+    )
+    assert target.ask("child.stdout.readline().decode()") == "up\n"
+    before, original = look(target), target.ask(HOOKED)
+    ran = dsagent("attach", str(target.pid), "--instrument", "inject", "--yes")
+    assert ran.returncode == CANNOT_ATTACH
+    assert "1 hooks; paused" in ran.stderr
+    assert "TypeError" in ran.stderr.splitlines()[-1]
+    assert "no other process of the server has hooks" in ran.stderr.splitlines()[-1]
+    assert look(target) == before
+    assert target.ask(HOOKED) == original
+    assert target.ask("!child.stdin.close(); child.wait()") == "ok"
 
 
 def test_nobody_there_to_agree(target: lab.PythonTarget) -> None:
