@@ -30,7 +30,7 @@ from dsagent.instrumentation.vllm_experts import ExpertWatch
 
 SPANS = 512  # the SDK's largest batch
 LAYERS, EXPERTS, CHOSEN, BATCH = 58, 256, 8, 16  # DeepSeek-V3's
-STEPS, STEP_S = 2000, 0.02
+STEPS, STEP_S = 1500, 0.02
 
 
 def median_us(call: Callable[[], Any], times: int) -> float:
@@ -79,9 +79,9 @@ class Router:
     global_num_experts = EXPERTS
 
 
-def hook_us() -> float:
-    """Microseconds that the hooks of all layers add to a step, on average: the steps with nothing
-    to keep, those that keep and those that write."""
+def hook_us() -> tuple[float, float]:
+    """Microseconds that the hooks of all layers add to a step: the median, in which some layer
+    keeps its choices, and the 99th percentile, in which some write."""
     ring = LazyRing(lambda: RingWriter(role=Role.RANK, engine_id=1, vllm=True))
     ids = torch.randint(0, EXPERTS, (BATCH, CHOSEN), dtype=torch.int32)
 
@@ -90,7 +90,7 @@ def hook_us() -> float:
 
     stand_in = ExpertWatch(ring, lambda: (1, 0)).wrap_select(original)
     routers = [Router() for _ in range(LAYERS)]
-    plain_ns = hooked_ns = 0
+    costs_ns = []
     for _ in range(STEPS):
         before_ns = time.perf_counter_ns()
         for router in routers:
@@ -98,11 +98,11 @@ def hook_us() -> float:
         between_ns = time.perf_counter_ns()
         for router in routers:
             stand_in(router)
-        hooked_ns += time.perf_counter_ns() - between_ns
-        plain_ns += between_ns - before_ns
+        costs_ns.append(time.perf_counter_ns() - between_ns - (between_ns - before_ns))
         time.sleep(STEP_S)
     ring.close()
-    return (hooked_ns - plain_ns) / STEPS / 1e3
+    costs_ns.sort()
+    return statistics.median(costs_ns) / 1e3, costs_ns[STEPS * 99 // 100] / 1e3
 
 
 def main() -> int:
@@ -111,10 +111,12 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     whole, bomb = body(), b"\x0a\x00" * (MAX_FIELDS + 1)
+    median, p99 = hook_us()
     results = {
         "reading one of vLLM's spans (µs)": median_us(lambda: decode(whole), 50) / SPANS,
         "refusing the worst bomb (ms)": median_us(lambda: refuse(bomb), 20) / 1e3,
-        f"expert hooks, {LAYERS} layers, mean of a step (µs)": hook_us(),
+        f"expert hooks, {LAYERS} layers, median of a step (µs)": median,
+        f"expert hooks, {LAYERS} layers, 99th percentile (µs)": p99,
     }
     if arguments.json:
         print(json.dumps({"own_telemetry": results}))

@@ -206,13 +206,21 @@ def test_no_bytes_make_gunzip_raise_anything_else(body: bytes) -> None:
         return
 
 
-def one_span(name_bytes: int = 1) -> bytes:
-    span = Span(trace_id=b"\1" * 16, span_id=b"\2" * 8, kind=2, name="x" * name_bytes)
+def one_span(name_bytes: int = 1, kind: Span.SpanKind.ValueType = 2) -> bytes:
+    span = Span(trace_id=b"\1" * 16, span_id=b"\2" * 8, kind=kind, name="x" * name_bytes)
     span.attributes.append(KeyValue(key=REQUEST_ID[0], value=AnyValue(string_value="r")))
     scope = ScopeSpans(spans=[span])
     return ExportTraceServiceRequest(
         resource_spans=[ResourceSpans(scope_spans=[scope])]
     ).SerializeToString()
+
+
+def test_only_a_servers_span_stands_for_a_request() -> None:
+    """The caller's own span of the same call may have the id, too."""
+    assert len(decode(one_span(kind=2)).of_requests) == 1
+    for kind in (0, 1, 3, 4, 5):
+        received = decode(one_span(kind=kind))
+        assert (received.spans, received.of_requests) == (1, ())
 
 
 def test_what_cannot_be_passed_on_is_refused_for_now() -> None:

@@ -45,7 +45,7 @@ def inbox() -> Inbox:
 
 @pytest.fixture
 def http(inbox: Inbox) -> Iterator[HttpServer]:
-    server = HttpServer("127.0.0.1", 0, inbox, request_deadline_s=0.5, idle_deadline_s=1.0)
+    server = HttpServer("127.0.0.1", 0, inbox, request_deadline_s=20.0, idle_deadline_s=1.0)
     server.start()
     yield server
     server.stop()
@@ -152,6 +152,7 @@ def test_http_asks_to_come_again_where_nobody_fetches(http: HttpServer, inbox: I
 
 
 def test_http_does_not_wait_for_the_slow(http: HttpServer, inbox: Inbox) -> None:
+    http.request_deadline_s = 0.3
     assert raw(http, b"POST /v1/tra").startswith(b"HTTP/1.1 408 ")
     head = b"POST /v1/traces HTTP/1.1\r\nContent-Type: application/x-protobuf\r\n"
     half = head + b"Content-Length: 100\r\n\r\nabc"
@@ -164,7 +165,10 @@ def test_http_has_a_limit_on_heads_and_on_connections(http: HttpServer, inbox: I
     endless = raw(http, b"POST /v1/traces HTTP/1.1\r\n", b"X: " + b"a" * (64 << 10))
     assert endless.startswith((b"HTTP/1.1 431 ", b"<reset>"))
     idle = [socket.create_connection(("127.0.0.1", http.port)) for _ in range(MAX_CONNECTIONS)]
-    assert post(http, body())[0] == 200  # the oldest idle one made room
+    assert post(http, body())[0] == 200
+    idle[0].settimeout(5.0)
+    assert idle[0].recv(1) == b""  # the oldest idle one made room
+    assert len(http.connections) <= MAX_CONNECTIONS
     for each in idle:
         each.close()
     until(lambda: not http.connections)
@@ -177,6 +181,19 @@ def test_http_has_a_limit_on_heads_and_on_connections(http: HttpServer, inbox: I
         each.close()
     until(lambda: not http.connections)
     assert post(http, body())[0] == 200
+
+
+def test_http_holds_only_so_much_at_once(http: HttpServer) -> None:
+    head = b"POST /v1/traces HTTP/1.1\r\nContent-Type: application/x-protobuf\r\n"
+    head += b"Content-Length: %d\r\n\r\n" % MAX_BODY_BYTES
+    begun = [socket.create_connection(("127.0.0.1", http.port), timeout=20) for _ in range(4)]
+    for each in begun:
+        each.sendall(head)
+    until(lambda: http.held_bytes == 4 * MAX_BODY_BYTES)
+    assert raw(http, head).startswith(b"HTTP/1.1 503 ")
+    for each in begun:
+        each.close()
+    until(lambda: http.held_bytes == 0)
 
 
 def test_http_survives_a_client_that_resets(http: HttpServer) -> None:
