@@ -8,7 +8,7 @@ kept by the identity of that object.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from time import monotonic_ns
 from typing import Any
 
@@ -175,8 +175,10 @@ class SchedulerWatch:
 
     def _note_preempted(self, scheduler: Any, output: Any) -> int:
         """How many were preempted in this call of schedule(), and what they had computed."""
-        told: Iterable[str] | None = getattr(output, "preempted_req_ids", None)
+        told: Collection[str] | None = getattr(output, "preempted_req_ids", None)
         fresh = self._first_in_queue(scheduler) if told is None else told
+        if not fresh:
+            return 0
         count = 0
         for request_id in fresh:
             request = scheduler.requests.get(request_id)
@@ -276,5 +278,5 @@ def _admission(scheduler: Any, scheduled: int, preempted: int, blocks_free: int)
 
 def _graph(computed: Any) -> bool:
     """Whether a CUDA graph ran, where the workers say so."""
-    mode = getattr(getattr(computed, "cudagraph_stats", None), "runtime_mode", "NONE")
-    return not str(mode).endswith("NONE")
+    stats = getattr(computed, "cudagraph_stats", None)
+    return stats is not None and not str(stats.runtime_mode).endswith("NONE")
