@@ -62,9 +62,9 @@ def body() -> bytes:
         for n in range(1, SPANS + 1)
     ]
     scope = ScopeSpans(spans=spans)
-    return ExportTraceServiceRequest(
-        resource_spans=[ResourceSpans(scope_spans=[scope])]
-    ).SerializeToString()
+    request = ExportTraceServiceRequest(resource_spans=[ResourceSpans(scope_spans=[scope])])
+    serialised: bytes = request.SerializeToString()
+    return serialised
 
 
 def refuse(bomb: bytes) -> None:
