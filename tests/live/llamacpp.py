@@ -9,9 +9,9 @@ import threading
 import time
 import urllib.request
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
-from smollm2_reference import gguf_path
 
 _SERVE = """
 import sys, xllamacpp
@@ -45,12 +45,15 @@ class Asked:
 
 
 class LlamaServer:
-    """Runs from entering to leaving."""
+    """Runs from entering to leaving, with the model in this GGUF file."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
 
     def __enter__(self) -> LlamaServer:
         pytest.importorskip("xllamacpp")
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, str(gguf_path())],
+            [sys.executable, "-c", _SERVE, str(self._model)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -7,12 +7,14 @@ import os
 import signal
 import statistics
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from kernel_lab import require_kernel_source
 from llamacpp import Asked, LlamaServer
+from smollm2_reference import gguf_path
 from watching import Watching, until
 
 from dsagent.agent.server_target import find_target
@@ -23,7 +25,7 @@ MS = 1_000_000
 @pytest.fixture(scope="module")
 def server() -> Iterator[LlamaServer]:
     require_kernel_source()
-    with LlamaServer() as running:
+    with LlamaServer(gguf_path()) as running:
         yield running
 
 
@@ -98,12 +100,13 @@ def test_a_stop_is_seen(server: LlamaServer) -> None:
         client.start()
         # It has begun: its steps are seen.
         until(lambda: watching.session.counts.steps > 10, "no steps")
+        before_ns = time.monotonic_ns()
         os.kill(server.pid, signal.SIGSTOP)
         threading.Event().wait(0.5)
         os.kill(server.pid, signal.SIGCONT)
+        most_ns = time.monotonic_ns() - before_ns
         client.join()
         account = watching.explain(found[0].trace_id)
     stopped = next(p for p in account["parts"] if p["cause"] == "process.stopped")
     assert stopped["how"] == "measured"
-    assert stopped["ns"] == pytest.approx(500 * MS, rel=0.2)
-    assert account["top_cause"] == "process.stopped"
+    assert 400 * MS < stopped["ns"] <= most_ns + 20 * MS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from dsagent.agent.errors import DsagentError
 from dsagent.agent.facts import Target
@@ -13,6 +13,7 @@ from dsagent.agent.ledger import FOREVER_NS
 from dsagent.agent.session import Session
 
 _LONGEST_S = 60.0
+T = TypeVar("T")
 
 
 class Watching:
@@ -64,7 +65,7 @@ class Watching:
             return None
 
 
-def until(look: Callable[[], Any], what: str) -> Any:
+def until(look: Callable[[], T | None], what: str) -> T:
     """What `look` finds, as soon as it finds something."""
     end = time.monotonic() + _LONGEST_S
     while time.monotonic() < end:
