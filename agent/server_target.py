@@ -1,12 +1,13 @@
 """The target where there are no rings: a process tree that serves HTTP, seen from outside.
 
-The target is the process asked for if it listens, else its nearest ancestor or
-descendant that does; and above that one whoever shares its listening socket,
+The target is the process asked for if it listens, else its nearest ancestor of the
+same program, or its nearest descendant, that does; and above that one whoever shares its listening socket,
 as the parent of several API servers does.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -64,7 +65,7 @@ def _describe(root: int, proc: Path = PROC) -> Target:
 def _server(pid: int, proc: Path = PROC) -> int | None:
     """The root of the server that `pid` belongs to; None where it belongs to none."""
     parent_of = procfs.parents(proc)
-    near = (pid, *procfs.ancestors(pid, parent_of), *procfs.descendants(pid, parent_of))
+    near = (pid, *_of_one_program(pid, parent_of, proc), *procfs.descendants(pid, parent_of))
     if _is_vllm_worker(pid, proc):  # it may listen for its ranks, but it is not who serves
         near = near[1:]
     for each in near:
@@ -79,6 +80,26 @@ def _server(pid: int, proc: Path = PROC) -> int | None:
             break
         root = above
     return root
+
+
+def _of_one_program(pid: int, parent_of: dict[int, int], proc: Path) -> list[int]:
+    """The ancestors, nearest first, as long as they run the same executable: what started them
+    all, a login's sshd, say, may listen too."""
+    own = _executable(pid, proc)
+    found = []
+    for above in procfs.ancestors(pid, parent_of):
+        if own is None or _executable(above, proc) != own:
+            break
+        found.append(above)
+    return found
+
+
+def _executable(pid: int, proc: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(proc / str(pid) / "exe")
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _is_vllm_worker(pid: int, proc: Path) -> bool:
