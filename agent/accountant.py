@@ -39,6 +39,7 @@ MOST_FRONT_ENDS = 256
 MOST_VIEWS = 256  # changes of what is looked at
 CLEAN_RATIO = 0.05
 MOST_CLEAN_RATIO = 0.2
+MOSTLY = 0.75
 GANG_RATIO = 0.2
 GANG_STEPS = 64
 
@@ -58,6 +59,7 @@ class _Engine:
     gang: frozenset[int] = frozenset()
     is_gang_new: bool = False  # steps have been seen that `gang` knows nothing of
     model: CleanStepModel = field(default_factory=CleanStepModel)
+    crowded: deque[bool] = field(default_factory=lambda: deque(maxlen=GANG_STEPS))
     delayed_ratios: Recent = field(default_factory=lambda: Recent(GANG_STEPS))
 
     def is_clean(self, delayed_ratio: float) -> bool:
@@ -249,7 +251,7 @@ class Accountant:
         joiner = Joiner(facts, _watched(ready[-1].step, engine))
         for piece in ready:
             joined = joiner.join(piece)
-            self._learn(engine, joined)
+            self._learn(engine, joined, joiner)
             engine.pieces.append(joiner.priced(joined, engine.model.price(piece.step.shares)))
             engine.ends.append(joined.end_ns)
             self._shares_held += 1 + len(joined.shares)
@@ -261,8 +263,9 @@ class Accountant:
             engine.gang = _gang(engine.gang_seen.values()) - self._front_ends
             engine.is_gang_new = False
 
-    def _learn(self, engine: _Engine, piece: Piece) -> None:
-        """A clean step teaches the model, and who is in the gang."""
+    def _learn(self, engine: _Engine, piece: Piece, joiner: Joiner) -> None:
+        """A clean step teaches the model, and who is in the gang. One beside which somebody else
+        was busy is none, unless they nearly all are so."""
         step = piece.step
         forward = [section for section in piece.sections if section.kind == "forward"]
         forward_ns = sum(section.ns for section in forward)
@@ -280,7 +283,10 @@ class Accountant:
                 self._find_gang(engine)
         # As long as the gang is about to become known, what delayed it is not.
         settled = engine.gang or self._kernel_off or len(engine.delayed_ratios) == GANG_STEPS
-        if clean and settled and not step.shares_omitted:
+        if not clean or not settled or step.shares_omitted:
+            return
+        engine.crowded.append(joiner.is_crowded(piece))
+        if not engine.crowded[-1] or engine.crowded.count(True) >= MOSTLY * len(engine.crowded):
             engine.model.observe(shape(step.shares), forward_ns - delayed_ns)
 
     def _facts_reach(self, moment_ns: int, now_ns: int) -> bool:

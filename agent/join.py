@@ -182,19 +182,33 @@ class Joiner:
         excess_ns = section.ns - section.delayed_ns - price.most_ns
         if excess_ns <= 0:
             return section
-        foreign = self._foreign.overlapping(section.start_ns, section.end_ns)
-        if not foreign:
-            return section
-        busy = occupied(foreign, section.start_ns, section.end_ns)
-        queued_ns = sum(d.ns for d in section.delays if d.cause == "cpu.runqueue")
-        beside_ns = sum(busy.values()) - queued_ns
+        busy, beside_ns, facts = self._beside(section)
         if beside_ns < SLOWED_LEAST_RATIO * section.ns:
             return section
         ns = min(excess_ns, round(beside_ns * SLOWED_MOST_RATIO))
         sizes = split(ns, list(busy.values()))
         blames = tuple(Blame(pid, 0, size) for pid, size in zip(busy, sizes, strict=True) if size)
-        slowed = Delay("cpu.slowed", ns, len(foreign), blames)
+        slowed = Delay("cpu.slowed", ns, facts, blames)
         return replace(section, delays=(*section.delays, slowed))
+
+    def _beside(self, section: Section) -> tuple[dict[int, float], float, int]:
+        """Who ran on the target's CPUs, for how long all in all without taking one away, and by
+        how many facts."""
+        foreign = self._foreign.overlapping(section.start_ns, section.end_ns)
+        if not foreign:
+            return {}, 0.0, 0
+        busy = occupied(foreign, section.start_ns, section.end_ns)
+        queued_ns = sum(d.ns for d in section.delays if d.cause == "cpu.runqueue")
+        return busy, sum(busy.values()) - queued_ns, len(foreign)
+
+    def is_crowded(self, piece: Piece) -> bool:
+        """Whether somebody else was so busy beside the forward pass that it may have been slower
+        for it."""
+        return any(
+            self._beside(section)[1] >= SLOWED_LEAST_RATIO * section.ns
+            for section in piece.sections
+            if section.kind == "forward"
+        )
 
     def section(self, section: Section, rank_pid: int | None = None) -> Section:
         """`section` with its delays. Summed facts have no place in one that was cut."""

@@ -17,6 +17,10 @@ ALWAYS_USUAL = frozenset({"decode.compute", "batch.decode_sharing"})
 # cache, is a reason to be slow.
 BY_REQUEST = frozenset({"frontend.in", "frontend.out", "prefill.compute"})
 BY_STEP = frozenset({"engine.host"})
+# What the machine does to a request may be so all day: it is a reason to be slow all the same,
+# beyond this share of e2e.
+MOST_USUAL_RATIO = 0.1
+OF_THE_MACHINE = ("cpu.", "memory.", "lock.", "io.", "net.", "process.", "gpu.", "engine.stalled")
 
 
 def _measure(cause: str, account: Account) -> float:
@@ -52,6 +56,8 @@ class Norms:
         usual_ns = round(price * _measure(part.cause, account))
         if part.cause in ALWAYS_USUAL:
             usual_ns = part.ns
+        elif part.cause.startswith(OF_THE_MACHINE):
+            usual_ns = min(usual_ns, round(MOST_USUAL_RATIO * account.e2e_ns))
         usual = Evidence("norms", USUAL_FACT, min(usual_ns, part.ns), "ns")
         return replace(part, evidence=(*part.evidence, usual))
 

@@ -110,6 +110,7 @@ def _one_engine(
         sent=sent,
         waited_least=kernel.waited_least,
         waited_most=kernel.waited_most,
+        stolen=kernel.stolen,
     )
     return evidence, observed
 

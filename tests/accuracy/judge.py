@@ -24,7 +24,7 @@ OF_THE_LOAD = frozenset(
     }
 )
 NEIGHBOUR_NS = 100_000_000  # so near to a deed a request is in neither group
-SUPPORTED = 0.5  # a run-queue delay that the kernel's account halfway confirms is no false alarm
+SUPPORTED = 0.5  # a delay of which the kernel's own account confirms half is no false alarm
 
 
 def cases(evidence: Evidence, facts: Facts) -> Iterator[Case]:
@@ -231,8 +231,9 @@ def _is_false_alarm(evidence: Evidence, account: Account) -> bool:
     top = account.top
     if top is None or top.cause in USUAL or top.cause in OF_THE_LOAD:
         return False
-    if top.cause == "cpu.runqueue":
+    by_kernel = {"cpu.runqueue": evidence.waited_most, "cpu.steal": evidence.stolen}
+    if top.cause in by_kernel:
         record = account.record
-        waited_ns = evidence.waited_most.within(record.received_ns, record.sent_ns)
-        return waited_ns < SUPPORTED * top.ns
+        counted_ns = by_kernel[top.cause].within(record.received_ns, record.sent_ns)
+        return counted_ns < SUPPORTED * top.ns
     return True

@@ -9,6 +9,7 @@ neighbouring, unharmed times of the same run, by its client's clock.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from bisect import bisect_left
@@ -206,7 +207,7 @@ class KernelAccounts:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._points: list[tuple[int, float, float]] = []
+        self._points: list[tuple[int, float, float, float]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -220,11 +221,16 @@ class KernelAccounts:
 
     @property
     def waited_least(self) -> Timeline:
-        return Timeline([(at, least) for at, least, _ in self._points])
+        return Timeline([(at, least) for at, least, _, _ in self._points])
 
     @property
     def waited_most(self) -> Timeline:
-        return Timeline([(at, most) for at, _, most in self._points])
+        return Timeline([(at, most) for at, _, most, _ in self._points])
+
+    @property
+    def stolen(self) -> Timeline:
+        """What the hypervisor took, of all CPUs together."""
+        return Timeline([(at, stolen) for at, _, _, stolen in self._points])
 
     def _run(self) -> None:
         last: dict[Path, int] = {}
@@ -244,7 +250,7 @@ class KernelAccounts:
                     last[path] = run_delay_ns
             least += max(waits, default=0)
             most += sum(waits)
-            self._points.append((now_ns, least, most))
+            self._points.append((now_ns, least, most, _stolen_ns()))
 
     def _loop_threads(self) -> list[Path]:
         found = []
@@ -253,6 +259,12 @@ class KernelAccounts:
                 if (task / "comm").read_text() == "engine-loop\n":
                     found.append(task / "schedstat")
         return found
+
+
+def _stolen_ns() -> float:
+    """By /proc/stat, since the machine began; in ticks of the kernel's clock."""
+    with Path("/proc/stat").open() as lines:
+        return int(lines.readline().split()[8]) * 1e9 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(slots=True)
@@ -266,6 +278,7 @@ class Evidence:
     # On the run queue, at least and at most, by the kernel's account.
     waited_least: Timeline = field(default_factory=lambda: Timeline([]))
     waited_most: Timeline = field(default_factory=lambda: Timeline([]))
+    stolen: Timeline = field(default_factory=lambda: Timeline([]))  # by the hypervisor
 
     def unharmed(self) -> Iterator[Account]:
         """Whole requests that no deed came near."""

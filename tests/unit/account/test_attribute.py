@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
 from account_facts import fact, record, share, step
 from account_facts import facts as make_facts
 from hypothesis import given, settings
@@ -588,6 +589,38 @@ def test_on_a_machine_that_is_never_quiet_the_cleanest_quarter_teaches() -> None
     predicted = accountant.model.predict_ns(shape([share(1)]))
     assert predicted is not None
     assert 0.87 < predicted / (20 * MS) < 0.93
+
+
+def beside(steps: list[Step], hog: range) -> list[tuple[int, ...]]:
+    """A stranger busy on another CPU during some of the steps."""
+    return [
+        fact(Kind.FOREIGN, steps[i].start_ns, steps[i].end_ns, tid=0, culprit_pid=77) for i in hog
+    ]
+
+
+def learnt_beside(slow: range, length: int) -> int | None:
+    """What a decode costs, of 400 that take 20 ms, those in `slow` longer for a stranger."""
+    steps = decodes(400, 1)
+    at = 0
+    timed = []
+    for i, one in enumerate(steps):
+        forward = length if i in slow else 20 * MS
+        timed.append(replace(one, start_ns=at, end_ns=at + forward, forward_ns=forward))
+        at += forward
+    accountant = Accountant(0)
+    rows = beside(timed, slow)
+    accountant.add(Readings(steps=timed, facts=make_facts(*rows), facts_complete_ns=10**15))
+    accountant.source_off("kernel")  # else the gang is waited for
+    accountant.due(at)
+    return accountant.model.predict_ns(shape([share(1)]))
+
+
+def test_a_step_beside_a_busy_neighbour_teaches_nothing() -> None:
+    assert learnt_beside(range(100, 250), 60 * MS) == pytest.approx(20 * MS)
+
+
+def test_a_neighbour_who_is_always_there_is_part_of_the_machine() -> None:
+    assert learnt_beside(range(400), 60 * MS) == pytest.approx(60 * MS)
 
 
 def test_what_was_measured_is_not_cut_by_a_guess() -> None:

@@ -72,3 +72,12 @@ def test_failed_and_partial_ones_teach_nothing() -> None:
             (), None, (),
         ))  # fmt: skip
     assert top(norms.judge(account(decode__compute=600, engine__host=400))) == "decode.compute"
+
+
+def test_a_machine_that_is_always_bad_is_still_the_reason() -> None:
+    """A hog that has been there all day is usual, and no less to blame."""
+    norms = Norms()
+    for _ in range(2 * ENOUGH):
+        norms.judge(account(decode__compute=600, cpu__runqueue=400, engine__host=20))
+    found = norms.judge(account(decode__compute=600, cpu__runqueue=400, engine__host=120))
+    assert top(found) == "cpu.runqueue"
