@@ -1,8 +1,8 @@
 """The target where there are no rings: a process tree that serves HTTP, seen from outside.
 
 The target is the process asked for if it listens, else its nearest ancestor of the
-same program, or its nearest descendant, that does; and above that one whoever shares its listening socket,
-as the parent of several API servers does.
+same program, or its nearest descendant, that does; and above that one whoever
+shares its listening socket, as the parent of several API servers does.
 """
 
 from __future__ import annotations
