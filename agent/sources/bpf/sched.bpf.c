@@ -8,6 +8,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 #include "sched.h"
+#include "pids.h"
 #include "maps.h"
 #include "steps.h"
 #include "sums.h"
@@ -238,27 +239,9 @@ int on_tick(__u64 *ctx)
 	return 0;
 }
 
-/* A pid as the agent sees it: in its own namespace where it has one, else the initial one's. */
-static __noinline __u32 seen_pid(struct task_struct *task, bool leader)
+static __always_inline __u32 seen_pid(struct task_struct *task, bool leader)
 {
-	struct pid *pid;
-	__u32 level, found = 0;
-
-	if (leader)
-		task = task->group_leader;
-	if (!settings.pid_namespace)
-		return task->pid;
-	pid = BPF_CORE_READ(task, thread_pid);
-	level = BPF_CORE_READ(pid, level);
-	for (__u32 n = 0; n < 32 && n <= level; n++) {
-		void *at = (void *)pid + bpf_core_field_offset(pid->numbers);
-		struct upid upid = {};
-
-		bpf_probe_read_kernel(&upid, sizeof(upid), at + n * sizeof(upid));
-		if (BPF_CORE_READ(upid.ns, ns.inum) == settings.pid_namespace)
-			found = upid.nr;
-	}
-	return found;
+	return pid_in(leader ? task->group_leader : task, settings.pid_namespace);
 }
 
 /* Give a task of the target a slot, unless it has one. */
