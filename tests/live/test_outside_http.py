@@ -15,6 +15,7 @@ from kernel_lab import Child, require_kernel_source
 from dsagent.agent.facts import FACT_DTYPE, Kind, Readings, Target
 from dsagent.agent.sources.kernel import KernelSource
 from dsagent.agent.sources.outside.capture import Capture
+from dsagent.agent.sources.outside.messages import MessageKind
 from dsagent.agent.sources.outside.source import OutsideSource
 from dsagent.instrumentation.records import RequestRecord
 
@@ -258,3 +259,34 @@ def test_each_call_of_a_marker_is_a_step_and_tags_what_the_kernel_sees(stub: Pat
     assert facts.dtype == FACT_DTYPE
     slept = facts[(facts["kind"] == Kind.OFF_OTHER) & (facts["tid"] == tid)]
     assert len(set(slept["step_id"].tolist()) & set(range(1, CALLS + 1))) > CALLS // 2
+
+
+SENDS = 101
+
+
+def test_what_a_core_sends_over_unix_sockets_is_told_where_asked() -> None:
+    require_kernel_source()
+    body = f"""
+import socket
+one, other = socket.socketpair()
+say(ready=True)
+while True:
+    hear()
+    for _ in range({SENDS}):
+        one.send(b"x")
+    say(done=True)
+"""
+    with Child(body, name="VLLM::EngineCor") as child:
+        child.hear()
+        capture = Capture()
+        try:
+            capture.follow([child.pid])
+            capture.attach()
+            for senders, expected in (((), 0), ((child.pid,), SENDS)):
+                capture.follow([child.pid], senders)
+                child.say()
+                child.hear()
+                kinds = [message.kind for message in capture.read()]
+                assert kinds == [MessageKind.LOCAL] * expected
+        finally:
+            capture.close()

@@ -133,7 +133,7 @@ CUTS = st.lists(st.integers(0, 1 << 16), max_size=12)
 
 
 @given(SIDES, st.data(), CUTS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_split_says_the_same(side: Side, data: st.DataObject, cuts: list[int]) -> None:
     parts = data.draw(st.lists(st.sampled_from(MESSAGES[side]), min_size=1, max_size=4))
     whole = bytearray(b"".join(parts))
@@ -146,7 +146,7 @@ def test_any_split_says_the_same(side: Side, data: st.DataObject, cuts: list[int
     SIDES,
     st.lists(st.tuples(st.binary(max_size=300), st.integers(0, 1 << 40), st.binary(max_size=8))),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_no_bytes_raise_or_pile_up(side: Side, calls: list[tuple[bytes, int, bytes]]) -> None:
     reader = Messages(side)
     for data, hidden, tail in calls:

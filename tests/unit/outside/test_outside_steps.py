@@ -8,7 +8,7 @@ import pytest
 
 from dsagent.agent.facts import Readings
 from dsagent.agent.sources.outside.exchanges import Exchange, Heard
-from dsagent.agent.sources.outside.lives import Lives
+from dsagent.agent.sources.outside.lives import Lives, MarkedBy
 from dsagent.agent.sources.outside.reply import Reply
 from dsagent.agent.sources.outside.steps import Mark
 from dsagent.instrumentation.records import Phase, RequestRecord, Step
@@ -23,7 +23,7 @@ class Engine:
     of a step and the sending of its text."""
 
     lag_ns: int
-    marked: bool = True
+    marked_by: MarkedBy = "function"
     now_ns: int = 1000 * MS
     step: int = 0
     steps: list[Step] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.lives = Lives(9)
-        self.lives.marked_by = "function" if self.marked else "text"
+        self.lives.marked_by = self.marked_by
         self.count = 0
         self.pending: list[tuple[int, Exchange, bool]] = []  # text, and whether it is the last
 
@@ -49,8 +49,11 @@ class Engine:
         self.step += 1
         mark = Mark(self.step, self.now_ns, 70, 71)
         self._flush(mark.start_ns)
-        self._hear(Heard(), *([mark] if self.marked else []))
+        self._hear(Heard(), mark)
         self.now_ns += ns
+        if self.marked_by == "sends":  # in two parts
+            parts = [Mark(0, self.now_ns + part, 70, 72) for part in (0, 100_000)]
+            self.lives.hear(Heard(), (), Readings(), parts)
         self.pending += [(self.now_ns + self.lag_ns, each, each in ends) for each in outputs]
         self._flush(self.now_ns)
 
@@ -140,7 +143,7 @@ def test_who_waits_is_in_no_step_and_a_long_one_holds_its_prompt() -> None:
 
 
 def test_without_marks_the_text_tells_the_steps() -> None:
-    engine = Engine(1 * MS, marked=False)
+    engine = Engine(1 * MS, marked_by="text")
     one, two = engine.request(), engine.request()
     for _ in range(9):
         engine.compute(one, two)
@@ -148,6 +151,18 @@ def test_without_marks_the_text_tells_the_steps() -> None:
     engine.rest()
     assert len(engine.steps) == pytest.approx(10, abs=1)
     assert len(engine.records) == 2
+
+
+def test_what_a_core_sends_ends_its_steps() -> None:
+    engine = Engine(1 * MS, marked_by="sends")
+    for _ in range(2):
+        one, two = engine.request(), engine.request()
+        for _ in range(9):
+            engine.compute(one, two)
+        engine.compute(one, two, ends=(one, two))
+        engine.rest()
+    assert [len(step.shares) for step in engine.steps] == [2] * 20
+    assert [record.output_tokens for record in engine.records] == [10] * 4
 
 
 def test_the_trace_is_the_callers_and_the_id_the_replys() -> None:
