@@ -148,17 +148,27 @@ def inject(pid: int, say: Say, agrees: Callable[[str], bool | None] | None) -> N
 
 def end_agent(found: Sequence[Process]) -> bool:
     """Ends the agent that watches one of these, if one does. Raises DsagentError where it does
-    not end."""
+    not end, or is somebody else's."""
     for process in found:
         if control.owner(process.pid) is not None:
-            control.ask(process.pid, {"op": "detach"})
-            deadline = time.monotonic() + _AGENT_ENDS_S
-            while control.owner(process.pid) is not None:
-                if time.monotonic() > deadline:
-                    raise DsagentError(f"the agent attached to {process.pid} does not end")
-                time.sleep(0.02)
+            _end(process.pid)
             return True
     return False
+
+
+def _end(pid: int) -> None:
+    why = "it goes on"
+    try:
+        control.ask(pid, {"op": "detach"})
+    except control.Unreachable:
+        raise
+    except DsagentError as error:  # it may have hung up, as it ends
+        why = str(error)
+    deadline = time.monotonic() + _AGENT_ENDS_S
+    while control.owner(pid) is not None:
+        if time.monotonic() > deadline:
+            raise DsagentError(f"the agent attached to {pid} does not end: {why}")
+        time.sleep(0.02)
 
 
 def take(found: Sequence[Process]) -> Iterator[Done]:

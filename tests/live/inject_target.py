@@ -10,8 +10,10 @@ was cut short, or lost what it waited for, would be seen. Standard library only,
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import hashlib
 import json
+import mmap
 import os
 import queue
 import select
@@ -27,6 +29,7 @@ broken = 0
 inside: list[bool] = []  # what injected code leaves here to be asked for
 items: queue.Queue[str] = queue.Queue()
 port = 0
+flag = ctypes.c_int(0)
 event = threading.Event()
 ours, theirs = socket.socketpair()
 say_lock = threading.Lock()
@@ -91,6 +94,29 @@ def long_in_c() -> None:
     naps()
 
 
+def in_machine_code() -> int:
+    """Turns in a loop of its own with another rounding mode, until `flag`; then says the mode."""
+    machine = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    machine.write(
+        bytes.fromhex(
+            "c706805f0000"  # movl $0x5f80, (%rsi)
+            "0fae16"  # ldmxcsr (%rsi)
+            "833f00"  # cmpl $0, (%rdi)
+            "74fb"  # je, to the cmpl
+            "0fae1e"  # stmxcsr (%rsi)
+            "c74604801f0000"  # movl $0x1f80, 4(%rsi)
+            "0fae5604"  # ldmxcsr 4(%rsi)
+            "c3"  # ret
+        )
+    )
+    address = ctypes.addressof(ctypes.c_char.from_buffer(machine))
+    modes = (ctypes.c_uint32 * 2)()
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(address)(
+        ctypes.addressof(flag), ctypes.addressof(modes)
+    )
+    return modes[0]
+
+
 def threads() -> None:
     workers = [threading.Thread(target=busy) for _ in range(4)]
     for worker in workers:
@@ -138,6 +164,7 @@ STATES: dict[str, Callable[[], object]] = {
     "busy": busy,
     "in_c": in_c,
     "long_in_c": long_in_c,
+    "in_machine_code": in_machine_code,
     "threads": threads,
     "echoes": echoes,
     "epoll": epoll,

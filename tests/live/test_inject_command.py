@@ -81,6 +81,27 @@ def test_in_and_out_again(target: lab.PythonTarget) -> None:
     assert dsagent("detach", pid).returncode == USAGE
 
 
+def test_detach_ends_the_agent(target: lab.PythonTarget) -> None:
+    assert target.ask("!import starlette.applications") == "ok"
+    before = look(target)
+    argv = [COMMAND, "attach", str(target.pid), "--instrument", "inject", "--yes", "--json"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as agent:
+        try:
+            assert agent.stderr is not None
+            for line in agent.stderr:
+                if line.startswith("attached to"):
+                    break
+            out = dsagent("detach", str(target.pid), "--json")
+            assert out.returncode == 0, out.stderr
+            assert json.loads(out.stdout)["agent_ended"]
+            summary, _ = agent.communicate(timeout=lab.PATIENCE_S)
+            assert agent.returncode == 0
+            assert json.loads(summary)["uncounted_losses"] == 0
+        finally:
+            agent.kill()
+    assert look(target) == before
+
+
 def test_a_process_without_anything_to_hook_is_as_it_was(target: lab.PythonTarget) -> None:
     before = look(target)
     ran = dsagent("attach", str(target.pid), "--instrument", "inject", "--yes")

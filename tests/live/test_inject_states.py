@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 import socket
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import inject_lab as lab
 import pytest
@@ -103,6 +105,24 @@ def test_registers_are_restored() -> None:
             assert run_inside(target.pid, "REPORT = ''").report is not None
         target.goes_on()
         assert target.ask("broken") == 0
+
+
+def test_the_processors_modes_are_restored() -> None:
+    """Also of a thread that makes no system call: it is stopped in the middle of its loop."""
+    with lab.PythonTarget("in_machine_code") as target:
+        lab.until(lambda: _computes(target.pid))
+        queued = threading.Event()
+
+        def notice(stage: str) -> None:
+            if stage == "call: let go":
+                queued.set()
+
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(run_inside, target.pid, SOURCE, on_stage=notice)
+            assert queued.wait(lab.PATIENCE_S)
+            lines = [target.ask("!flag.value = 1"), target.next_line()]
+            assert running.result(lab.PATIENCE_S).report is not None
+        assert ["over", 0x5F80] in lines
 
 
 @pytest.mark.parametrize("python", lab.other_interpreters())
