@@ -399,4 +399,5 @@ def _so_far(opened: RequestOpen, now_ns: int) -> RequestRecord:
         top_p=None,
         finish_reason=None,
         error=None,
+        inferred=opened.inferred,
     )

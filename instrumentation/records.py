@@ -108,6 +108,7 @@ class RequestOpen:
     received_ns: int
     pid: int
     tid: int
+    inferred: bool = False  # seen from outside
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,7 @@ class Lives:
                 received_ns=exchange.received_ns,
                 pid=exchange.pid,
                 tid=exchange.tid,
+                inferred=True,
             )
         )
         while len(self._held) > MOST_LIVES:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from dsagent.agent.accountant import Accountant
 from dsagent.agent.facts import Readings
 from dsagent.agent.sources.outside.exchanges import Exchange, Heard
 from dsagent.agent.sources.outside.lives import Lives, MarkedBy
@@ -191,3 +192,15 @@ def test_what_ended_badly() -> None:
     assert by_key["503"].first_sent_ns is None
     assert (engine.lives.totals.left, engine.lives.totals.failed) == (1, 1)
     assert engine.lives.at_rest
+
+
+def test_an_unfinished_one_is_labelled_too() -> None:
+    engine = Engine(0)
+    readings = Readings()
+    exchange = Exchange(1, "chat", 7, 8, engine.now_ns, {})
+    engine.lives.hear(Heard(begun=[exchange]), (), readings)
+    accountant = Accountant(0)
+    accountant.add(readings)
+    (account,) = accountant.open_accounts(engine.now_ns + 50 * MS)
+    assert account.to_json()["inferred"] is True
+    assert "measured" not in {part.how for part in account.parts}
