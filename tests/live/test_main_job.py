@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.parse
 import urllib.request
@@ -22,12 +21,10 @@ from typing import Any
 
 import openai
 import pytest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from oteltap import OtelTapHttpProtobufReceiver, OtelTapHttpProtobufReceiverSettings
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "accuracy"))
 from lab import DSAGENT, Engine, engine, wait_for_line
 from load import Load
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from oteltap import OtelTapHttpProtobufReceiver, OtelTapHttpProtobufReceiverSettings
 
 pytestmark = [pytest.mark.ebpf, pytest.mark.smollm2]
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from vllm_lab import MODELS, VLLM, Overlay, Server, one_server_at_a_time, wheel_of_dsagent
 from watched import Watched
 
