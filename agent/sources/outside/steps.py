@@ -23,6 +23,7 @@ IDLE_NS = 300_000_000  # without a mark and without an open request
 MOST_MARKS = 20_000
 LONG_RATIO = 1.5  # of a decoding step's usual time: a step longer than this held a prompt
 PACE_STEPS = 64
+MOST_SIZES = 1024
 BYTES_A_TOKEN = 4  # of a request's body, where nothing better is known
 
 
@@ -73,7 +74,9 @@ class Steps:
         self._engine_id = engine_id
         self._waiting: deque[_Open] = deque()
         self._recent: deque[Mark] = deque(maxlen=256)
-        self._pace: deque[int] = deque(maxlen=PACE_STEPS)  # of steps that only decoded
+        # How long steps took that only decoded, in all and by how many did.
+        self._pace: deque[int] = deque(maxlen=PACE_STEPS)
+        self._paces: dict[int, deque[int]] = {}
         self._told_ns = 0  # the end of the last step told
         self.told_id = 0
         self.given_up = 0
@@ -176,10 +179,17 @@ class Steps:
     def _step(self, opened: _Open, end_ns: int, lives: Sequence[Life]) -> Step:
         mark = opened.mark
         end_ns = max(end_ns, mark.start_ns + 1, self._told_ns)
-        shares = [share for life in lives if (share := self._share(life, mark, end_ns)) is not None]
+        decoding = sum(_decodes(life, mark.step_id, end_ns) for life in lives)
+        # A step that made somebody's first token is long because of that prompt.
+        explained = any(life.first_output == mark.step_id for life in lives)
+        long = not explained and self._is_long(end_ns - mark.start_ns, decoding)
+        shares = [s for life in lives if (s := self._share(life, mark, end_ns, long=long))]
         prefills = [share for share in shares if share.phase is Phase.PREFILL]
         if shares and not prefills:
             self._pace.append(end_ns - mark.start_ns)
+            if len(shares) in self._paces or len(self._paces) < MOST_SIZES:
+                pace = self._paces.setdefault(len(shares), deque(maxlen=PACE_STEPS))
+                pace.append(end_ns - mark.start_ns)
         self._told_ns = end_ns
         self.told_id = mark.step_id
         waiting = sum(
@@ -213,21 +223,19 @@ class Steps:
             inferred=True,
         )
 
-    def _share(self, life: Life, mark: Mark, end_ns: int) -> Share | None:
+    def _share(self, life: Life, mark: Mark, end_ns: int, *, long: bool) -> Share | None:
         exchange, step_id = life.exchange, mark.step_id
         if exchange.received_ns > mark.start_ns:
             life.found_busy |= exchange.received_ns < end_ns
             return None
-        first, last = life.first_output, life.last_output
+        first = life.first_output
         if first is None or step_id < first:
             over_ns = exchange.ended_ns
             gone = over_ns is not None and over_ns <= mark.start_ns
-            if gone or not self._is_long(end_ns - mark.start_ns):
+            if gone or not long:
                 return None
-        if first is not None and step_id > first:
-            still = exchange.ended_ns is None or exchange.ended_ns > end_ns
-            if last is not None and step_id > last and not still:
-                return None
+        elif step_id > first and not _decodes(life, step_id, end_ns):
+            return None
         prefill = first is None or step_id <= first
         tokens = self._prefilled(life, mark, end_ns) if prefill else 1
         share = Share(
@@ -256,5 +264,19 @@ class Steps:
         ratio = (end_ns - mark.start_ns) / (first_ns - mark.start_ns)
         return min(left, max(1, round(left * ratio)))
 
-    def _is_long(self, ns: int) -> bool:
-        return not self._pace or ns > LONG_RATIO * statistics.median(self._pace)
+    def _is_long(self, ns: int, decoding: int) -> bool:
+        """Clearly longer than a step in which so many decode; of a number not seen yet, than the
+        next smaller one would be if each cost the same."""
+        smaller = max((size for size in self._paces if size <= decoding), default=0)
+        if not smaller:
+            return not decoding or not self._pace
+        usual_ns = statistics.median(self._paces[smaller]) * decoding / smaller
+        return ns > LONG_RATIO * usual_ns
+
+
+def _decodes(life: Life, step_id: int, end_ns: int) -> bool:
+    """Whether the step made, or may have made, another token of the request."""
+    first, last, over_ns = life.first_output, life.last_output, life.exchange.ended_ns
+    if first is None or last is None or step_id <= first:
+        return False
+    return step_id <= last or over_ns is None or over_ns > end_ns

@@ -143,6 +143,26 @@ def test_who_waits_is_in_no_step_and_a_long_one_holds_its_prompt() -> None:
     assert [step.waiting for step in engine.steps[8:12]] == [1, 1, 1, 0]
 
 
+def test_a_step_of_two_is_not_long_for_being_one_of_two() -> None:
+    engine = Engine(0)
+    one = engine.request()
+    for _ in range(8):
+        engine.compute(one)
+    engine.now_ns += 1
+    two = engine.request()
+    engine.compute(one, two, ns=2 * STEP_NS)
+    three = engine.request()
+    for _ in range(6):  # there is no place for the third
+        engine.compute(one, two, ns=17 * MS)
+    engine.compute(one, two, ends=(one, two), ns=17 * MS)
+    engine.compute(three, ends=(three,))
+    engine.rest()
+    last = engine.records[-1]
+    assert shares(engine, last) == [(17, Phase.PREFILL, 1)]
+    assert last.first_scheduled_ns is not None
+    assert last.first_scheduled_ns - last.received_ns >= 7 * 17 * MS
+
+
 def test_without_marks_the_text_tells_the_steps() -> None:
     engine = Engine(1 * MS, marked_by="text")
     one, two = engine.request(), engine.request()
