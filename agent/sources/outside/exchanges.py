@@ -114,9 +114,9 @@ class Exchanges:
         """One call, in the order in which they were made."""
         match moved.kind:
             case "received":
-                self._received(self._connection(moved.connection), moved, heard)
+                self._received(self._connection(moved, heard), moved, heard)
             case "sent":
-                self._sent(self._connection(moved.connection), moved, heard)
+                self._sent(self._connection(moved, heard), moved, heard)
             case "peer closed":
                 connection = self._connections.get(moved.connection)
                 if connection is not None:
@@ -142,6 +142,14 @@ class Exchanges:
                     self._end(exchange, left_ns, "left by the client", heard)
             connection.pending = going_on
 
+    def silent(self, before_ns: int, heard: Heard) -> None:
+        """Of what has not moved since this moment the end must have been lost."""
+        for connection in self._connections.values():
+            exchanges = [p.exchange for p in connection.pending if p.exchange is not None]
+            moved_ns = [max(e.received_ns, e.last_sent_ns or 0) for e in exchanges]
+            if moved_ns and max(moved_ns) < before_ns:
+                self._give_up(connection, before_ns, heard)
+
     def open(self) -> list[Exchange]:
         """Those that are not over."""
         return [
@@ -151,12 +159,13 @@ class Exchanges:
             if pending.exchange is not None
         ]
 
-    def _connection(self, number: int) -> _Connection:
-        connection = self._connections.get(number)
+    def _connection(self, moved: Moved, heard: Heard) -> _Connection:
+        connection = self._connections.get(moved.connection)
         if connection is None:
-            connection = self._connections[number] = _Connection()
+            connection = self._connections[moved.connection] = _Connection()
             while len(self._connections) > MOST_CONNECTIONS:
-                self._connections.popitem(last=False)
+                _, oldest = self._connections.popitem(last=False)
+                self._give_up(oldest, moved.time_ns, heard)
                 self.given_up += 1
         return connection
 

@@ -215,7 +215,7 @@ class Lives:
         elif exchange.status >= 400:
             error, reason = str(exchange.status), None
         elif exchange.outcome != "complete":
-            error = "broken_off" if exchange.outcome == "broken off by the server" else None
+            error = "broken_off" if exchange.outcome == "broken off by the server" else "lost"
         return RequestRecord(
             request_key=life.request_key,
             request_id=escape(reply.reply_id) if reply and reply.reply_id else held.name,

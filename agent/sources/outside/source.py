@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 DISCOVER_NS = 1_000_000_000
 MARKERS_EVERY = 10  # discoveries: what is mapped is looked at again so often
 CLIENT_LEFT_NS = 1_000_000_000  # a reply that was not gone on with for so long is not
+SILENT_NS = 3_600_000_000_000  # a reply that is not begun or gone on with for an hour never is
 PACE_STEPS = 2048
 
 _MOVES: dict[MessageKind, Kind] = {
@@ -99,6 +100,7 @@ class OutsideSource:
             self._sort(message, heard, marks, sends)
         self.behind = self._capture.behind
         self._exchanges.client_left(now_ns - CLIENT_LEFT_NS, heard)
+        self._exchanges.silent(now_ns - SILENT_NS, heard)
         self._lives.hear(heard, marks, readings, sends)
         self._lives.tell(now_ns, readings)
         for step in readings.steps:

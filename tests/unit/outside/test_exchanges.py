@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsagent.agent.sources.outside import exchanges
 from dsagent.agent.sources.outside.exchanges import Exchange, Exchanges, Heard, Kind, Moved
 from dsagent.agent.sources.outside.reply import MOST_LINE_BYTES, Reply
 
@@ -152,6 +154,22 @@ def test_nothing_of_the_text_is_kept() -> None:
     assert all("SECRET" not in repr(getattr(reply, name)) for name in vars(reply))
 
 
+def test_what_falls_silent_or_is_too_much_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire()
+    wire.move("received", request())
+    wire.exchanges.silent(wire.now_ns, wire.heard)
+    assert wire.heard.ended == []
+    wire.exchanges.silent(wire.now_ns + 1, wire.heard)
+    assert wire.only().outcome == "lost" and wire.exchanges.open() == []
+
+    monkeypatch.setattr(exchanges, "MOST_CONNECTIONS", 2)
+    many, heard = Exchanges(), Heard()
+    for number in range(5):
+        moved = Moved("received", number, number + 1, 7, 8, 0, len(request()), request())
+        many.hear(moved, heard)
+    assert many.given_up == len(heard.ended) == 3 and len(many.open()) == 2
+
+
 KINDS = st.sampled_from(["received", "sent", "peer closed", "closed"])
 PARTS = st.one_of(
     st.sampled_from([request(), HEAD, piece("a"), END, b"data: ", b"\r\n\r\n", request()[:50]]),
@@ -162,14 +180,15 @@ PARTS = st.one_of(
 @given(st.lists(st.tuples(KINDS, st.integers(0, 3), PARTS, st.integers(0, 1 << 33)), max_size=40))
 @settings(max_examples=200, deadline=None)
 def test_nothing_raises_and_each_ends_once(calls: list[tuple[Kind, int, bytes, int]]) -> None:
-    exchanges, heard = Exchanges(), Heard()
+    all_of_them, heard = Exchanges(), Heard()
     for at, (kind, connection, data, hidden) in enumerate(calls, 1):
         moved = Moved(kind, connection, at, 7, 8, 0, len(data) + hidden, data, data[-8:])
-        exchanges.hear(moved, heard)
-        exchanges.client_left(at - 5, heard)
+        all_of_them.hear(moved, heard)
+        all_of_them.client_left(at - 5, heard)
+        all_of_them.silent(at - 20, heard)
     numbers = [exchange.number for exchange in heard.ended]
     assert len(numbers) == len(set(numbers))
-    assert {e.number for e in exchanges.open()} | set(numbers) == {e.number for e in heard.begun}
+    assert {e.number for e in all_of_them.open()} | set(numbers) == {e.number for e in heard.begun}
     for exchange in heard.ended:
         assert exchange.ended_ns is not None and exchange.ended_ns >= exchange.received_ns
         if exchange.reply is not None:
