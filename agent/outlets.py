@@ -17,7 +17,7 @@ from dsagent.agent.sampling import Sampler
 from dsagent.agent.settings import parse_address
 from dsagent.agent.sinks.base import Explained, Sink, SinkStatus
 from dsagent.agent.sinks.otlp_config import otlp_config
-from dsagent.agent.slo import Limits, load_limits
+from dsagent.agent.slo import Limits, load_slo
 
 if TYPE_CHECKING:
     from dsagent.agent.sources.otlp_receiver.source import OtlpReceiver
@@ -86,10 +86,16 @@ class OutletOptions:
 
 def make_sinks(options: OutletOptions, target: Target) -> list[Sink]:
     """The sinks asked for, not started; imports only what they need. Raises DsagentError."""
-    limits = Limits() if options.slo is None else load_limits(options.slo)
+    slo = None if options.slo is None else load_slo(options.slo)
+    limits = Limits() if slo is None else slo.limits
     sampler = Sampler()  # one for all: a request is kept by every sink or by none
     resource = resource_overrides(os.environ)
     sinks: list[Sink] = []
+    if slo is not None:
+        from dsagent.agent.sinks.slo import SloSink
+        from dsagent.agent.slo.evaluator import Evaluator
+
+        sinks.append(SloSink(slo, Evaluator(slo)))
     if options.record is not None:
         from dsagent.agent.sinks.recording import RecordingSink
 

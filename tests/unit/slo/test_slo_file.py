@@ -51,7 +51,7 @@ def test_who_violates_what() -> None:
         ("slo: [", "not YAML"),
         ("slo: []", "at least one"),
         ("slo: [3]", r"slo\[0\] must be a mapping"),
-        ("slos: []", r"unknown key 'slos' \(known: slo\)"),
+        ("slos: []", r"unknown key 'slos' \(known: slo, tenant_header"),
         ("slo: [{model: '*', ttft: 3}]", r"slo\[0\]: unknown key 'ttft'"),
         ("slo: [{ttft_ms: 3}]", "model must be"),
         ("slo: [{model: '*'}]", "needs at least one of"),

@@ -1,0 +1,271 @@
+"""Watches the objectives of a file without anybody's help: accounts in, alerts out.
+
+Pure: no clock, no I/O. One caller at a time; times are monotonic nanoseconds and
+never go back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dsagent.agent.account import Account
+from dsagent.agent.facts import SourceStatus
+from dsagent.agent.slo.alarm import Alarm, AlarmState
+from dsagent.agent.slo.alert import BLIND, BURN, CACHE, Alert, because, burn_text
+from dsagent.agent.slo.cache import Circuit, CircuitChange
+from dsagent.agent.slo.causes import Explanation, Violators, violator
+from dsagent.agent.slo.file import SloFile
+from dsagent.agent.slo.policy import (
+    MIN_EVENTS,
+    BurnWindow,
+    Severity,
+    agent_windows,
+    budget_ratio,
+    burn_rate,
+)
+from dsagent.agent.slo.verdicts import Judge, SeriesKey, Verdict
+from dsagent.agent.slo.window import S, SlidingCounts
+
+AlertState = Literal["burning", "not enough data", "blind", "recovered"]
+SeriesState = Literal["ok", "ticket", "page", "not_enough_data", "blind"]
+STATES: tuple[SeriesState, ...] = ("ok", "ticket", "page", "not_enough_data", "blind")
+
+EYES = "steps"  # the source without which no request is seen
+BLIND_STATES = ("unavailable", "failed")
+BLIND_FOR_NS = 5 * S  # so long before it is told, or said to be over
+RETELL_NS = 30 * S  # an alert whose first cause has changed is told again, not more often
+
+
+@dataclass(slots=True)
+class Series:
+    """One series: its counts since the agent attached, its windows, its alarms."""
+
+    key: SeriesKey
+    budget_ratio: float
+    first_ns: int
+    counts: dict[float, SlidingCounts]  # by the window's length in seconds
+    alarms: tuple[Alarm, ...]
+    events: int = 0
+    bad: int = 0
+    violators: Violators = field(default_factory=Violators)
+    burnt_s: dict[str, float] = field(default_factory=dict)  # excess by cause, since attaching
+    told: dict[Severity, tuple[str, int]] = field(default_factory=dict)  # first cause, when
+
+    def state(self, now_ns: int) -> SeriesState:
+        for alarm in self.alarms:
+            if alarm.state == "firing":
+                return alarm.severity
+        if any(alarm.state == "no data" for alarm in self.alarms):
+            return "not_enough_data"
+        longest = max(self.counts)
+        return "ok" if self.counts[longest].counts(now_ns)[0] >= MIN_EVENTS else "not_enough_data"
+
+
+class Evaluator:
+    """The state of every series, of the caches' circuits, and whether the agent sees at all."""
+
+    def __init__(self, file: SloFile) -> None:
+        self._judge = Judge(file.limits)
+        self._windows = agent_windows(file.windows_divided_by)
+        self._lengths = sorted({s for w in self._windows for s in (w.long_s, w.short_s)})
+        self.series: dict[SeriesKey, Series] = {}
+        self.circuits = tuple(Circuit(alert) for alert in file.cache)
+        self.is_blind = False
+        self._eyes_turned_ns: int | None = None
+        self._blind_since_ns = 0
+        self._seen_ns: int | None = None
+        self.now_ns = 0
+
+    @property
+    def window_lengths_s(self) -> tuple[float, ...]:
+        return tuple(self._lengths)
+
+    def take(
+        self, accounts: Iterable[Account], sources: Iterable[SourceStatus], now_ns: int
+    ) -> tuple[list[Alert], list[CircuitChange]]:
+        """One tick: what has changed."""
+        now_ns = max(now_ns, self.now_ns)
+        self.now_ns = now_ns
+        alerts = self._look(sources, now_ns)
+        for account in accounts:
+            self._add(account, now_ns)
+        if self.is_blind:
+            return alerts, []
+        for series in self.series.values():
+            for alarm in series.alarms:
+                alerts += self._judge_alarm(series, alarm, now_ns)
+        changes = [change for circuit in self.circuits if (change := circuit.judge(now_ns))]
+        alerts += [_circuit_alert(change, now_ns) for change in changes]
+        return alerts, changes
+
+    def end(self, reason: str) -> list[Alert]:
+        """The agent looks no more: what burns is not over, but out of sight."""
+        return [
+            self._burn_alert(series, alarm, "blind", reason, self.now_ns)
+            for series in self.series.values()
+            for alarm in series.alarms
+            if alarm.state != "quiet"
+        ]
+
+    def _add(self, account: Account, now_ns: int) -> None:
+        for verdict in self._judge.verdicts(account):
+            self._count(account, verdict, now_ns)
+        record = account.record
+        if record.prompt_tokens and not account.partial and record.first_scheduled_ns is not None:
+            for circuit in self.circuits:
+                if circuit.alert.name == "prefix":
+                    circuit.add(record.cached_tokens, record.prompt_tokens, now_ns)
+
+    def _count(self, account: Account, verdict: Verdict, now_ns: int) -> None:
+        series = self.series.get(verdict.key)
+        if series is None:
+            series = self.series[verdict.key] = self._new(verdict, now_ns)
+        series.events += 1
+        series.bad += verdict.is_bad
+        for counts in series.counts.values():
+            counts.add(now_ns, 1, int(verdict.is_bad))
+        for alarm in series.alarms:
+            alarm.add(verdict.is_bad, now_ns)
+        if verdict.is_bad:
+            found = violator(account, verdict, now_ns)
+            series.violators.add(found)
+            if verdict.over_ns is not None:
+                for cause, ns in found.causes.items():
+                    series.burnt_s[cause] = series.burnt_s.get(cause, 0.0) + ns / 1e9
+
+    def _new(self, verdict: Verdict, now_ns: int) -> Series:
+        budget = budget_ratio(verdict.limit.objectives[verdict.key.objective])
+        return Series(
+            verdict.key,
+            budget,
+            now_ns,
+            {length_s: SlidingCounts(length_s) for length_s in self._lengths},
+            tuple(
+                Alarm(severity, windows, budget) for severity, windows in _grouped(self._windows)
+            ),
+        )
+
+    def _judge_alarm(self, series: Series, alarm: Alarm, now_ns: int) -> list[Alert]:
+        turned = alarm.judge(series.counts, series.first_ns, now_ns)
+        told_cause, told_ns = series.told.get(alarm.severity, ("", 0))
+        if turned is None:
+            if alarm.state != "firing" or now_ns - told_ns < RETELL_NS:
+                return []
+            causes = self._explain(series, alarm, now_ns).causes
+            if not causes or causes[0][0] == told_cause:
+                return []
+        return [self._burn_alert(series, alarm, _STATE_OF[alarm.state], "", now_ns)]
+
+    def _explain(self, series: Series, alarm: Alarm, now_ns: int) -> Explanation:
+        assert alarm.window is not None
+        return series.violators.explain(now_ns - round(alarm.window.long_s * S))
+
+    def _burn_alert(
+        self, series: Series, alarm: Alarm, state: AlertState, reason: str, now_ns: int
+    ) -> Alert:
+        assert alarm.window is not None
+        explanation = self._explain(series, alarm, now_ns)
+        first_cause = explanation.causes[0][0] if explanation.causes else ""
+        series.told[alarm.severity] = (first_cause, now_ns)
+        events, bad = series.counts[alarm.window.long_s].counts(now_ns)
+        burn = burn_rate(bad, events, series.budget_ratio)
+        what = burn_text(series.key.objective, burn, bad, events)
+        match state:
+            case "burning":
+                summary = f"{what}: {because(explanation)}"
+            case "recovered":
+                summary = f"{what} over the long window, and no more: requests meet it again"
+            case "not enough data":
+                summary = f"{what} when requests stopped: not known whether it is over"
+            case _:
+                summary = f"{what} when last seen: {reason}"
+        figures = {
+            "bad": str(bad),
+            "events": str(events),
+            "long_window_s": f"{alarm.window.long_s:g}",
+            "short_window_s": f"{alarm.window.short_s:g}",
+        }
+        if burn is not None:
+            figures["burn_rate"] = f"{burn:.4g}"
+        return Alert(
+            BURN,
+            "resolved" if state == "recovered" else "firing",
+            state,
+            {
+                **series.key.labels(),
+                "model": series.key.model,
+                "severity": alarm.severity,
+            },
+            summary,
+            alarm.since_ns,
+            now_ns,
+            explanation,
+            figures,
+        )
+
+    def _look(self, sources: Iterable[SourceStatus], now_ns: int) -> list[Alert]:
+        """Whether requests can be seen. Nothing is judged while they cannot."""
+        status = next((each for each in sources if each.name == EYES), None)
+        if status is None:
+            return []
+        if (status.state in BLIND_STATES) == self.is_blind:
+            self._eyes_turned_ns = None
+            return []
+        if self._eyes_turned_ns is None:
+            self._eyes_turned_ns = now_ns
+        if now_ns - self._eyes_turned_ns < BLIND_FOR_NS:
+            return []
+        self.is_blind = not self.is_blind
+        if self.is_blind:
+            self._blind_since_ns = self._eyes_turned_ns
+            summary = f"no request can be seen: {status.reason or status.state}"
+        else:
+            summary = "requests can be seen again"
+            for series in self.series.values():
+                for alarm in series.alarms:
+                    alarm.unseen(now_ns - self._blind_since_ns)
+        self._eyes_turned_ns = None
+        return [
+            Alert(
+                BLIND,
+                "firing" if self.is_blind else "resolved",
+                "blind" if self.is_blind else "recovered",
+                {"severity": "page"},
+                summary,
+                self._blind_since_ns,
+                now_ns,
+            )
+        ]
+
+
+def _circuit_alert(change: CircuitChange, now_ns: int) -> Alert:
+    alert = change.alert
+    where = "below" if change.is_open else "at or above"
+    return Alert(
+        CACHE,
+        "firing" if change.is_open else "resolved",
+        "low" if change.is_open else "recovered",
+        {"cache_name": alert.name, "action": alert.action, "severity": "page"},
+        f"cache {alert.name}: hit ratio {change.hit_ratio:.0%}, {where} {alert.below_ratio:.0%} "
+        f"for {alert.for_s:g} s: {alert.action} {'on' if change.is_open else 'off'}",
+        change.since_ns,
+        now_ns,
+        figures={"hit_ratio": f"{change.hit_ratio:.4f}"},
+    )
+
+
+def _grouped(
+    windows: tuple[BurnWindow, ...],
+) -> list[tuple[Severity, tuple[BurnWindow, ...]]]:
+    """By severity, pages first."""
+    severities: tuple[Severity, ...] = ("page", "ticket")
+    return [(each, tuple(w for w in windows if w.severity == each)) for each in severities]
+
+
+_STATE_OF: dict[AlarmState, AlertState] = {
+    "firing": "burning",
+    "no data": "not enough data",
+    "quiet": "recovered",
+}
