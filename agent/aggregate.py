@@ -6,12 +6,14 @@ Partial requests count in `dsagent.requests` and nowhere else. So Σ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 
 from dsagent.agent import catalog
 from dsagent.agent.account import Account, Part
 from dsagent.agent.catalog import MAX_LABEL_VALUES, OTHER
 from dsagent.agent.facts import Sample, SourceStatus, Target
+from dsagent.agent.kernel_delays import KernelDelays
 from dsagent.agent.metric import Metric
 from dsagent.agent.resource import resource_attributes
 from dsagent.agent.sampling import Sampler
@@ -44,6 +46,7 @@ class Aggregate:
         )
         self._target: Target | None = None
         self._models: set[str] = set()
+        self._kernel_delays = KernelDelays()
         self._samples: dict[tuple[str, frozenset[tuple[str, str]]], Sample] = {}
         self.start_unix_ns: int | None = None  # of the first batch
 
@@ -58,6 +61,8 @@ class Aggregate:
         for step in batch.steps:
             self._add_step(step)
         self._show_last_step(batch.steps)
+        for kind, delay_ns in self._kernel_delays.add(batch.facts):
+            self._store.observe(catalog.KERNEL_DELAY, delay_ns / 1e9, {"kind": kind})
         for event in batch.events:
             self._store.increase(catalog.EVENTS, 1, {"event": event.name})
         self._add_samples(batch.samples, batch.now_ns)
@@ -152,10 +157,16 @@ class Aggregate:
 
     def _add_step(self, step: Step) -> None:
         store = self._store
-        store.observe(
-            catalog.STEP_DURATION, (step.end_ns - step.start_ns) / 1e9, {"phase": step_phase(step)}
-        )
-        store.observe(catalog.STEP_BATCH, len(step.shares) + step.shares_omitted, {})
+        duration_s, requests = (step.end_ns - step.start_ns) / 1e9, len(step.shares)
+        requests += step.shares_omitted
+        store.observe(catalog.STEP_DURATION, duration_s, {"phase": step_phase(step)})
+        store.observe(catalog.STEP_BATCH, requests, {})
+        batch = size_class(requests, catalog.BATCH_CLASSES)
+        store.observe(catalog.STEP_DURATION_BY_BATCH, duration_s, {"batch": batch})
+        if not step.shares_omitted:  # else their context is not known
+            tokens = sum(share.context_tokens for share in step.shares)
+            context = size_class(tokens, catalog.CONTEXT_CLASSES)
+            store.observe(catalog.STEP_DURATION_BY_CONTEXT, duration_s, {"context": context})
         for phase, tokens in (("prefill", step.prefill_tokens), ("decode", step.decode_tokens)):
             if tokens:
                 store.increase(catalog.STEP_TOKENS, tokens, {"phase": phase})
@@ -208,6 +219,12 @@ class Aggregate:
             self._store.set(catalog.SINK_ACKNOWLEDGED, status.acknowledged, sink)
             self._store.set(catalog.SINK_FAILED, status.failed, sink)
             self._store.set(catalog.SINK_DROPPED, status.dropped, sink)
+
+
+def size_class(size: int, bounds: Sequence[int]) -> str:
+    """The upper bound of the class that a size falls into; +Inf above the last."""
+    at = bisect_left(bounds, size)
+    return str(bounds[at]) if at < len(bounds) else "+Inf"
 
 
 def step_phase(step: Step) -> str:

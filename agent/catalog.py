@@ -9,12 +9,79 @@ them and a test holds the two equal.
 
 from __future__ import annotations
 
-from dsagent.agent.engine_metrics import ENGINE_METRICS
+from dsagent.agent.device_metrics import (
+    CGROUP_CPU_THROTTLED,
+    GPU_CLOCK,
+    GPU_CLOCK_LIMIT,
+    GPU_ENERGY,
+    GPU_ERRORS,
+    GPU_MEMORY_LIMIT,
+    GPU_MEMORY_USAGE,
+    GPU_MEMORY_UTILIZATION,
+    GPU_METRICS,
+    GPU_POWER,
+    GPU_POWER_LIMIT,
+    GPU_PROCESSES,
+    GPU_TARGET_MEMORY_USAGE,
+    GPU_TEMPERATURE,
+    GPU_THROTTLED,
+    GPU_UTILIZATION,
+    PROCESS_CONTEXT_SWITCHES,
+    PROCESS_CPU_TIME,
+    PROCESS_DISK_IO,
+    PROCESS_MEMORY_USAGE,
+    PROCESS_METRICS,
+    PROCESS_OPEN_FILES,
+    PROCESS_PAGING_FAULTS,
+    PROCESS_THREAD_COUNT,
+    SYSTEM_CPU_TIME,
+)
+from dsagent.agent.engine_metrics import (
+    CACHE_HIT,
+    CACHE_LATENCY,
+    CACHE_REQUEST,
+    ENGINE_METRICS,
+)
+from dsagent.agent.kernel_delays import KERNEL_DELAY, KERNEL_METRICS
 from dsagent.agent.metric import Metric
 from dsagent.agent.served import SERVED_METRICS
 from dsagent.instrumentation import names
 
-__all__ = ["CATALOGUE", "ENGINE_METRICS", "Metric"]  # and every metric by its name below
+__all__ = [  # and every metric by its name below
+    "CACHE_HIT",
+    "CACHE_LATENCY",
+    "CACHE_REQUEST",
+    "CATALOGUE",
+    "CGROUP_CPU_THROTTLED",
+    "ENGINE_METRICS",
+    "GPU_CLOCK",
+    "GPU_CLOCK_LIMIT",
+    "GPU_ENERGY",
+    "GPU_ERRORS",
+    "GPU_MEMORY_LIMIT",
+    "GPU_MEMORY_USAGE",
+    "GPU_MEMORY_UTILIZATION",
+    "GPU_METRICS",
+    "GPU_POWER",
+    "GPU_POWER_LIMIT",
+    "GPU_PROCESSES",
+    "GPU_TARGET_MEMORY_USAGE",
+    "GPU_TEMPERATURE",
+    "GPU_THROTTLED",
+    "GPU_UTILIZATION",
+    "KERNEL_DELAY",
+    "KERNEL_METRICS",
+    "PROCESS_CONTEXT_SWITCHES",
+    "PROCESS_CPU_TIME",
+    "PROCESS_DISK_IO",
+    "PROCESS_MEMORY_USAGE",
+    "PROCESS_METRICS",
+    "PROCESS_OPEN_FILES",
+    "PROCESS_PAGING_FAULTS",
+    "PROCESS_THREAD_COUNT",
+    "SYSTEM_CPU_TIME",
+    "Metric",
+]
 
 OTHER = "~other"  # a label's value once its cap is reached
 MAX_LABEL_VALUES = 64  # different values of one label of one metric
@@ -22,7 +89,6 @@ MAX_LABEL_VALUES = 64  # different values of one label of one metric
 MODEL = names.REQUEST_MODEL
 TOKEN_TYPE = "gen_ai.token.type"
 _GEN_AI = (names.OPERATION_NAME, names.PROVIDER_NAME, MODEL)
-_DEVICE = ("hw.id", "hw.type", "hw.name", "hw.vendor", "hw.driver_version")
 
 # Bounds recommended by the GenAI conventions; every configured limit is added as one more.
 TIME_TO_FIRST_TOKEN = Metric(
@@ -114,6 +180,25 @@ STEP_BATCH = Metric(
     "Requests served by one step.",
     (),
     (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0),
+)
+# The same by the step's size: a label's value is the upper bound of its class, or +Inf.
+BATCH_CLASSES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+CONTEXT_CLASSES = (256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
+STEP_DURATION_BY_BATCH = Metric(
+    "dsagent.engine.step.duration_by_batch",
+    "histogram",
+    "s",
+    "Duration of the steps that served this many requests, and more than the class below.",
+    ("batch",),
+    STEP_DURATION.bounds,
+)
+STEP_DURATION_BY_CONTEXT = Metric(
+    "dsagent.engine.step.duration_by_context",
+    "histogram",
+    "s",
+    "Duration of the steps whose requests had so many tokens in the KV cache, all together.",
+    ("context",),
+    STEP_DURATION.bounds,
 )
 STEP_TOKENS = Metric(
     "dsagent.engine.step.tokens",
@@ -215,142 +300,80 @@ AGENT_OVERHEAD = Metric(
     "dsagent.agent.overhead", "gauge", "1", "The agent's cost to the target, as it knows it."
 )
 
-# What the samples of nvml.py and proc.py may be called (facts.Sample.name).
-GPU_METRICS = (
-    Metric("hw.gpu.utilization", "gauge", "1", "Time in which some kernel ran.", _DEVICE),
-    Metric("hw.gpu.memory.usage", "gauge", "By", "Device memory in use.", _DEVICE),
-    Metric("hw.gpu.memory.limit", "gauge", "By", "Device memory there is.", _DEVICE),
-    Metric("hw.gpu.memory.utilization", "gauge", "1", "Device memory in use.", _DEVICE),
-    Metric("hw.power", "gauge", "W", "Power drawn.", _DEVICE),
-    Metric("hw.energy", "counter", "J", "Energy used.", _DEVICE),
-    Metric("hw.temperature", "gauge", "Cel", "Temperature.", _DEVICE),
-    Metric("hw.errors", "counter", "{error}", "Errors.", (*_DEVICE, names.ERROR_TYPE)),
-    Metric("dsagent.gpu.clock", "gauge", "Hz", "Clock now.", (*_DEVICE, "clock")),
-    Metric("dsagent.gpu.clock.limit", "gauge", "Hz", "Highest clock.", (*_DEVICE, "clock")),
-    Metric("dsagent.gpu.power.limit", "gauge", "W", "Power limit in force.", _DEVICE),
-    Metric(
-        "dsagent.gpu.throttled",
-        "gauge",
-        "{state}",
-        "1 while the device holds its clocks back for this reason.",
-        (*_DEVICE, "reason"),
-    ),
-    Metric("dsagent.gpu.processes", "gauge", "{process}", "Processes on the device.", _DEVICE),
-    Metric(
-        "dsagent.gpu.target.memory.usage",
-        "gauge",
-        "By",
-        "Device memory held by the target's processes.",
-        _DEVICE,
-    ),
+OTLP_RECEIVER_REQUESTS = Metric(
+    "dsagent.otlp_receiver.requests",
+    "counter",
+    "{request}",
+    "Requests to the OTLP receiver, by protocol (http, grpc) and the code answered.",
+    ("protocol", "code"),
 )
-_COMM = "process.executable.name"
-PROCESS_METRICS = (
-    Metric("process.cpu.time", "counter", "s", "CPU time of the target.", (_COMM, "cpu.mode")),
-    Metric("process.memory.usage", "gauge", "By", "Resident memory of the target.", (_COMM,)),
-    Metric("process.thread.count", "gauge", "{thread}", "Threads of the target.", (_COMM,)),
-    Metric(
-        "process.paging.faults",
-        "counter",
-        "{fault}",
-        "Page faults of the target: major ones waited for a disk.",
-        (_COMM, "system.paging.fault.type"),
-    ),
-    Metric(
-        "process.context_switches",
-        "counter",
-        "{context_switch}",
-        "Context switches of the target.",
-        (_COMM, "process.context_switch.type"),
-    ),
-    Metric(
-        "process.unix.file_descriptor.count",
-        "gauge",
-        "{file_descriptor}",
-        "Open files of the target.",
-        (_COMM,),
-    ),
-    Metric(
-        "process.disk.io",
-        "counter",
-        "By",
-        "Bytes the target read from and wrote to disks.",
-        (_COMM, "disk.io.direction"),
-    ),
-    Metric(
-        "system.cpu.time", "counter", "s", "CPU time of the whole machine, by mode.", ("cpu.mode",)
-    ),
-    Metric(
-        "dsagent.cgroup.cpu.throttled", "counter", "s", "Time the target's cgroup was throttled."
-    ),
+OTLP_RECEIVER_SPANS = Metric(
+    "dsagent.otlp_receiver.spans",
+    "counter",
+    "{span}",
+    "Spans received: the engine's own of a request, or others, which are only passed on.",
+    ("of",),
 )
-
+ENGINE_SPANS = Metric(
+    "dsagent.engine_span.spans",
+    "counter",
+    "{span}",
+    "The engine's own spans of requests: joined to our account, or unmatched.",
+    ("outcome",),
+)
+ENGINE_SPAN_FIGURES = Metric(
+    "dsagent.engine_span.figures",
+    "counter",
+    "{figure}",
+    "Figures of the engine's own spans compared with ours; times agree within 5 ms or 2 %.",
+    ("figure", "agrees"),
+)
 ENGINE_SPAN_METRICS = (
-    Metric(
-        "dsagent.otlp_receiver.requests",
-        "counter",
-        "{request}",
-        "Requests to the OTLP receiver, by protocol (http, grpc) and the code answered.",
-        ("protocol", "code"),
-    ),
-    Metric(
-        "dsagent.otlp_receiver.spans",
-        "counter",
-        "{span}",
-        "Spans received: the engine's own of a request, or others, which are only passed on.",
-        ("of",),
-    ),
-    Metric(
-        "dsagent.engine_span.spans",
-        "counter",
-        "{span}",
-        "The engine's own spans of requests: joined to our account, or unmatched.",
-        ("outcome",),
-    ),
-    Metric(
-        "dsagent.engine_span.figures",
-        "counter",
-        "{figure}",
-        "Figures of the engine's own spans compared with ours; times agree within 5 ms or 2 %.",
-        ("figure", "agrees"),
-    ),
+    OTLP_RECEIVER_REQUESTS,
+    OTLP_RECEIVER_SPANS,
+    ENGINE_SPANS,
+    ENGINE_SPAN_FIGURES,
 )
 
-TALLY_METRICS = (
-    Metric(
-        "dsagent.moe.expert_load.max_ratio",
-        "gauge",
-        "1",
-        "Tokens routed to a layer's busiest expert, over the mean of its experts; last minute.",
-        ("layer",),
-    ),
-    Metric(
-        "dsagent.moe.expert_load.worst_ratio",
-        "gauge",
-        "1",
-        "The same, of the layer where it is largest.",
-    ),
-    Metric(
-        "dsagent.moe.experts.dead",
-        "gauge",
-        "{expert}",
-        "Experts of a layer that got no token in the last minute, where 20 each would be fair.",
-        ("layer",),
-    ),
-    Metric(
-        "dsagent.spec_decode.acceptance_ratio",
-        "gauge",
-        "1",
-        "Drafts whose token at this position was accepted; last minute.",
-        ("position",),
-    ),
-    Metric(
-        "dsagent.spec_decode.acceptance_length",
-        "gauge",
-        "{token}",
-        "Tokens a draft yields: 1 + accepted tokens / drafts; last minute.",
-    ),
+EXPERT_LOAD = Metric(
+    "dsagent.moe.expert_load.max_ratio",
+    "gauge",
+    "1",
+    "Tokens routed to a layer's busiest expert, over the mean of its experts; last minute.",
+    ("layer",),
 )
+EXPERT_LOAD_WORST = Metric(
+    "dsagent.moe.expert_load.worst_ratio",
+    "gauge",
+    "1",
+    "The same, of the layer where it is largest.",
+)
+EXPERTS_DEAD = Metric(
+    "dsagent.moe.experts.dead",
+    "gauge",
+    "{expert}",
+    "Experts of a layer that got no token in the last minute, where 20 each would be fair.",
+    ("layer",),
+)
+DRAFT_ACCEPTANCE = Metric(
+    "dsagent.spec_decode.acceptance_ratio",
+    "gauge",
+    "1",
+    "Drafts whose token at this position was accepted; last minute.",
+    ("position",),
+)
+DRAFT_LENGTH = Metric(
+    "dsagent.spec_decode.acceptance_length",
+    "gauge",
+    "{token}",
+    "Tokens a draft yields: 1 + accepted tokens / drafts; last minute.",
+)
+TALLY_METRICS = (EXPERT_LOAD, EXPERT_LOAD_WORST, EXPERTS_DEAD, DRAFT_ACCEPTANCE, DRAFT_LENGTH)
+
+_SERVED = {metric.name: metric for metric in SERVED_METRICS}
+SERVED_RUNNING = _SERVED["dsagent.served.requests.running"]
+SERVED_WAITING = _SERVED["dsagent.served.requests.waiting"]
+SERVED_KV_USAGE = _SERVED["dsagent.served.kv_cache.usage"]
 
 REQUEST_METRICS = (
     TIME_TO_FIRST_TOKEN,
@@ -363,6 +386,8 @@ REQUEST_METRICS = (
 )
 STEP_METRICS = (
     STEP_DURATION,
+    STEP_DURATION_BY_BATCH,
+    STEP_DURATION_BY_CONTEXT,
     STEP_BATCH,
     STEP_TOKENS,
     STEP_PART,
@@ -407,6 +432,7 @@ SAMPLE_METRICS = {
 CATALOGUE: tuple[Metric, ...] = (
     *REQUEST_METRICS,
     *STEP_METRICS,
+    *KERNEL_METRICS,
     *AGENT_METRICS,
     *GPU_METRICS,
     *PROCESS_METRICS,

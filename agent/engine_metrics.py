@@ -4,6 +4,28 @@ from __future__ import annotations
 
 from dsagent.agent.metric import Metric
 
+CACHE_HIT = Metric(
+    "cache_hit",
+    "counter",
+    "{block}",
+    "Blocks of admitted prompts found in the cache.",
+    ("cache_name", "operation"),
+)
+CACHE_REQUEST = Metric(
+    "cache_request",
+    "counter",
+    "{block}",
+    "Blocks of admitted prompts looked for in the cache.",
+    ("cache_name", "operation"),
+)
+CACHE_LATENCY = Metric(
+    "cache_operation_latency_seconds",
+    "histogram",
+    "s",
+    "One lookup of a whole prompt; a hit found at least one block.",
+    ("cache_name", "result"),
+    tuple(0.001 * 2**power for power in range(10)),
+)
 ENGINE_METRICS = (
     Metric(
         "dsagent_reference_tokens",
@@ -33,26 +55,7 @@ ENGINE_METRICS = (
         (),
         (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
     ),
-    Metric(
-        "cache_hit",
-        "counter",
-        "{block}",
-        "Blocks of admitted prompts found in the cache.",
-        ("cache_name", "operation"),
-    ),
-    Metric(
-        "cache_request",
-        "counter",
-        "{block}",
-        "Blocks of admitted prompts looked for in the cache.",
-        ("cache_name", "operation"),
-    ),
-    Metric(
-        "cache_operation_latency_seconds",
-        "histogram",
-        "s",
-        "One lookup of a whole prompt; a hit found at least one block.",
-        ("cache_name", "result"),
-        tuple(0.001 * 2**power for power in range(10)),
-    ),
+    CACHE_HIT,
+    CACHE_REQUEST,
+    CACHE_LATENCY,
 )

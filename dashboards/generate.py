@@ -1,4 +1,4 @@
-"""Writes every board into generated/ (committed): `python -m dsagent.dashboards.generate`."""
+"""Every board as the text of its file in generated/, which is committed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,41 @@ from pathlib import Path
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dsagent.dashboards import requests
+from dsagent.dashboards import (
+    cache,
+    causes,
+    engine,
+    experts,
+    gpu,
+    kernel,
+    latency,
+    overview,
+    own,
+    queue,
+    trace,
+)
 
 GENERATED = Path(__file__).resolve().parent / "generated"
+BOARDS = {
+    "overview": overview,
+    "latency": latency,
+    "causes": causes,
+    "engine": engine,
+    "cache": cache,
+    "queue": queue,
+    "kernel": kernel,
+    "gpu": gpu,
+    "agent": own,
+    "experts": experts,
+    "trace": trace,
+}
 
 
 def generated() -> dict[str, str]:
     """The text of each file by its name."""
-    return {"dsagent-requests.json": _text(requests.board().build())}
+    return {
+        f"dsagent-{name}.json": _text(module.board().build()) for name, module in BOARDS.items()
+    }
 
 
 def _text(board: Dashboard) -> str:
@@ -24,7 +51,17 @@ def _text(board: Dashboard) -> str:
     return json.dumps(board, cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
 
 
-if __name__ == "__main__":
-    GENERATED.mkdir(exist_ok=True)
+def write(folder: Path = GENERATED) -> list[Path]:
+    """Writes what differs; returns every file."""
+    folder.mkdir(exist_ok=True)
+    paths = []
     for name, text in generated().items():
-        (GENERATED / name).write_text(text, encoding="utf-8")
+        path = folder / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+        paths.append(path)
+    return paths
+
+
+if __name__ == "__main__":
+    write()

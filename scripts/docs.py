@@ -9,6 +9,7 @@ from dsagent.agent.catalog import (
     ENGINE_METRICS,
     ENGINE_SPAN_METRICS,
     GPU_METRICS,
+    KERNEL_METRICS,
     PROCESS_METRICS,
     REQUEST_METRICS,
     STEP_METRICS,
@@ -33,6 +34,7 @@ MARKER = "<!-- generated from here on by scripts/docs.py -->\n"
 GROUPS = {
     "Requests": REQUEST_METRICS,
     "Engine steps": STEP_METRICS,
+    "The kernel": KERNEL_METRICS,
     "The agent itself": AGENT_METRICS,
     "Devices": GPU_METRICS,
     "Processes": PROCESS_METRICS,

@@ -15,14 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made import MS, account, batch, record, step
+from made import MS, account, batch, record
 
-from dsagent.agent import catalog
-from dsagent.agent.facts import ClockAnchor, Sample, SourceStatus
-from dsagent.agent.sinks.base import SinkStatus
+from dsagent.agent.facts import ClockAnchor
 from dsagent.agent.sinks.prometheus import PrometheusSink
 from dsagent.agent.slo import Limit, Limits
-from dsagent.dashboards.generate import generated
 
 DEADLINE_S = 40.0
 
@@ -110,38 +107,3 @@ def test_prometheus_stores_the_exemplar(sink: PrometheusSink, prometheus: str) -
     )
     assert cause["metric"] == {"cause": "cpu.runqueue"}
     assert sink.status().sent >= 1
-
-
-def board_expressions() -> list[str]:
-    """Of the generated boards, for all instances and models; what the engine shows is left out."""
-    return [
-        target["expr"]
-        .replace("$__rate_interval", "1m")
-        .replace("$__range", "1m")
-        .replace("$instance", ".*")
-        .replace("$model", ".*")
-        for text in generated().values()
-        for panel in json.loads(text)["panels"]
-        for target in panel.get("targets", ())
-        if "cache_" not in target["expr"]
-    ]
-
-
-def test_no_panel_of_the_board_is_blank(sink: PrometheusSink, prometheus: str) -> None:
-    now_ns = time.monotonic_ns()
-    names = (catalog.AGENT_PSS, catalog.AGENT_OVERHEAD)
-    full = batch(
-        now_ns,
-        accounts=(account("kept", sampled=True),),
-        steps=(step(),),
-        samples=tuple(Sample(metric.name, 1.0, now_ns) for metric in names),
-        sources=(SourceStatus("steps", "ok"),),
-        sinks=(SinkStatus("otlp", 1, 1),),
-    )
-    sink.take(full)
-    # Rates need two scrapes.
-    until(prometheus, "query", query="rate(dsagent_requests_total[1m])")
-    expressions = board_expressions()
-    assert len(expressions) > 15
-    blank = [expr for expr in expressions if not ask(prometheus, "query", query=expr)]
-    assert blank == []
