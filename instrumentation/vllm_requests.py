@@ -32,7 +32,9 @@ _OPERATIONS = (
     (re.compile(r"/(embeddings|pooling|classify|score|rerank)\b"), "embeddings"),
 )
 _TRACE_IN_ID = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})")  # X-Request-Id, as a last resort
-_SCHEDULED = 2  # EngineCoreEventType
+_QUEUED, _SCHEDULED = 1, 2  # EngineCoreEventType
+
+_MOST_UNDERWAY_NS = 10_000_000_000  # an output, from the engine core to the front end
 
 Message = dict[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -198,7 +200,10 @@ class RequestWatch:
             result = original(processor, outputs, *args, **kwargs)
             try:
                 seconds = args[0] if args else kwargs.get("engine_core_timestamp")
-                moment_ns = round(seconds * 1e9) if seconds else monotonic_ns()
+                now_ns = monotonic_ns()
+                moment_ns = round((seconds or 0) * 1e9)
+                if not now_ns - _MOST_UNDERWAY_NS <= moment_ns <= now_ns:
+                    moment_ns = now_ns  # not told, or by another machine's clock
                 self._progress(processor.request_states, outputs, moment_ns)
             except Exception:  # noqa: BLE001  vLLM must not see it; it is counted
                 self.ring.count_failure()
@@ -290,10 +295,7 @@ class RequestWatch:
                 stats = getattr(output, "prefill_stats", None) or output
                 life.cached_tokens = max(0, getattr(stats, "num_cached_tokens", 0) or 0)
             if output.events and life.first_scheduled_ns is None:
-                for event in output.events:
-                    if int(event.type) == _SCHEDULED:
-                        life.first_scheduled_ns = round(event.timestamp * 1e9)
-                        break
+                _note_events(life, output.events)
             reason = output.finish_reason
             if reason is not None:
                 self._ended(request_id, life, str(reason), moment_ns)
@@ -412,6 +414,20 @@ def _sent(call: _Call, message: Message) -> None:
             call.first_sent_ns = now_ns
         if not message.get("more_body", False):
             call.sent_ns = now_ns
+
+
+def _note_events(life: _Life, events: Any) -> None:
+    """The engine core's own times; it may have the request before whoever sent it goes on."""
+    now_ns = monotonic_ns()
+    for event in events:
+        moment_ns, kind = round(event.timestamp * 1e9), int(event.type)
+        if not (life.tokenised_ns or 0) <= moment_ns <= now_ns:
+            continue  # an engine core on another machine has another clock
+        if kind == _QUEUED and life.queued_ns is not None:
+            life.queued_ns = min(life.queued_ns, moment_ns)
+        elif kind == _SCHEDULED:
+            life.first_scheduled_ns = moment_ns
+            break
 
 
 def _served_name(arguments: Any) -> str:

@@ -9,6 +9,7 @@ import asyncio
 import os
 import pickle
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -368,6 +369,17 @@ def engine_output(request_id: str, tokens: int, **changes: Any) -> Any:
     return SimpleNamespace(**(fields | changes))
 
 
+class Happens(SimpleNamespace):
+    """An event of the engine core, so long before or after it is looked at."""
+
+    def __init__(self, kind: int, off_s: float) -> None:
+        super().__init__(type=kind, off_s=off_s)
+
+    @property
+    def timestamp(self) -> float:
+        return time.monotonic() + float(self.off_s)
+
+
 class FrontEnd:
     """An API server in a nutshell: an application that hands requests to the engine."""
 
@@ -393,9 +405,10 @@ class FrontEnd:
             return
         for request in self.requests:
             await asyncio.create_task(self._add(self, request))
+        await asyncio.sleep(0.002)  # the engine core works
         await send({"type": "http.response.start", "status": self.status})
-        for number, outputs in enumerate(self.outputs):
-            assert self._process(self.processor, outputs, 1000.0 + number) == "done"
+        for outputs in self.outputs:
+            assert self._process(self.processor, outputs, time.monotonic()) == "done"
             await send({"type": "http.response.body", "body": b"x", "more_body": True})
         if self.fails is not None:
             self._abort(self.processor, list(self.processor.request_states))
@@ -427,7 +440,7 @@ def test_a_request_from_its_call_to_its_last_byte(requests: RequestWatch, read: 
     front = FrontEnd(requests)
     internal = "cmpl-abc-0-1f2e3d4c"
     front.requests = [engine_request(internal, external_req_id="cmpl-abc-0")]
-    events = [SimpleNamespace(type=1, timestamp=999.5), SimpleNamespace(type=2, timestamp=999.75)]
+    events = [Happens(1, -2e-4), Happens(2, -1e-4)]
     stats = SimpleNamespace(num_cached_tokens=2)
     front.outputs = [
         [engine_output(internal, 1, events=events, prefill_stats=stats)],
@@ -448,11 +461,37 @@ def test_a_request_from_its_call_to_its_last_byte(requests: RequestWatch, read: 
     assert (record.prompt_tokens, record.output_tokens, record.cached_tokens) == (3, 3, 2)
     assert (record.max_tokens, record.temperature, record.top_p) == (8, 0.5, 1.0)
     assert (record.finish_reason, record.error) == ("length", None)
-    assert record.first_scheduled_ns == 999_750_000_000
-    assert (record.first_token_ns, record.finished_ns) == (1000 * 10**9, 1001 * 10**9)
-    times = (record.received_ns, record.tokenised_ns, record.queued_ns, record.first_sent_ns)
+    times = (
+        record.received_ns, record.tokenised_ns, record.queued_ns, record.first_scheduled_ns,
+        record.first_token_ns, record.first_sent_ns, record.finished_ns,
+    )  # fmt: skip
     assert list(times) == sorted(times)  # type: ignore[type-var]
     assert record.sent_ns >= (record.first_sent_ns or 0)
+
+
+def test_the_engine_may_have_it_before_its_sender_goes_on(
+    requests: RequestWatch, read: Any
+) -> None:
+    front = FrontEnd(requests)
+    front.requests = [engine_request("here"), engine_request("on another machine")]
+    front.outputs = [
+        [
+            engine_output(
+                "here", 1, finish_reason="stop", events=[Happens(1, -2e-4), Happens(2, -1e-4)]
+            ),
+            engine_output(
+                "on another machine",
+                1,
+                finish_reason="stop",
+                events=[Happens(1, -1e5), Happens(2, 1e5)],
+            ),
+        ]
+    ]
+    front.call()
+    here, far = closed(read(requests.ring))
+    assert here.tokenised_ns <= here.queued_ns < here.first_scheduled_ns
+    assert far.first_scheduled_ns is None
+    assert far.queued_ns >= far.tokenised_ns
 
 
 def test_samples_and_prompts_of_one_call_share_its_trace(requests: RequestWatch, read: Any) -> None:
