@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsagent.agent.account import Account
 
@@ -32,6 +32,7 @@ class Decision:
 
     keep: bool
     reason: str
+    slow: bool = False  # it violated a limit or was an outlier, whatever decided
 
 
 class Sampler:
@@ -62,6 +63,7 @@ class Sampler:
             return self._decided[key]
         is_outlier = self._learn(account)
         decision = self._decide(account, violated, is_outlier)
+        decision = replace(decision, slow=bool(violated) or is_outlier)
         self._decided[key] = decision
         if len(self._decided) > REMEMBERED:
             self._decided.popitem(last=False)

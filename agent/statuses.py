@@ -19,7 +19,7 @@ def source_json(status: SourceStatus) -> dict[str, Any]:
 
 
 def sink_json(status: SinkStatus) -> dict[str, Any]:
-    return {
+    document: dict[str, Any] = {
         "name": status.name,
         "sent": status.sent,
         "acknowledged": status.acknowledged,
@@ -27,3 +27,12 @@ def sink_json(status: SinkStatus) -> dict[str, Any]:
         "dropped": status.dropped,
         "reason": status.reason,
     }
+    if status.made is not None:
+        document |= {
+            "made": status.made,
+            "recovered": status.recovered,
+            "queued": status.queued,
+            "lost": dict(status.lost),
+            "parts": [sink_json(part) for part in status.parts],
+        }
+    return document

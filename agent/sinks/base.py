@@ -47,7 +47,9 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class SinkStatus:
-    """Counted by the sink itself: sent to the back end, acknowledged by it, failed, given up."""
+    """Counted by the sink itself: sent to the back end, acknowledged by it, failed, given up.
+    Where a sink keeps a delivery ledger, made + recovered == queued + sent + dropped and
+    sent == acknowledged + failed at any moment; `lost` adds up to failed + dropped."""
 
     name: str
     sent: int = 0
@@ -56,6 +58,12 @@ class SinkStatus:
     dropped: int = 0
     reason: str = ""  # of the last failure
     ended: bool = False  # for that reason, it takes no more
+    made: int | None = None  # None: this sink keeps no such ledger
+    recovered: int = 0  # left on disk by an earlier run
+    queued: int = 0
+    lost: Mapping[str, int] = field(default_factory=dict)  # by why, see sinks/delivery_ledger.py
+    parts: tuple[SinkStatus, ...] = ()  # the same by kind of item; their sum is this one
+    notice: str = ""  # worth a line for people, once
 
 
 class Sink(Protocol):

@@ -1,4 +1,7 @@
-"""Spans and metrics as OTLP messages. Times become wall-clock times here."""
+"""Spans, metrics and log lines as OTLP messages. Times become wall-clock times here.
+
+Spans and log lines are serialised one by one, as they come; a body is then only put together:
+memory holds bytes, not objects, and no item is encoded twice."""
 
 from __future__ import annotations
 
@@ -9,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1 import common_pb2
+from opentelemetry.proto.logs.v1 import logs_pb2
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from dsagent.agent.catalog import TARGET_INFO
 from dsagent.agent.facts import ClockAnchor
+from dsagent.agent.log_lines import SEVERITY_TEXT, LogLine
 from dsagent.agent.series import Exemplar, Family, HistogramPoint, NumberPoint
 from dsagent.instrumentation import names
 from dsagent.instrumentation.spans import Link, Span, Value
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 MAX_STRING_CHARS = 1024
+MAX_BODY_CHARS = 4096  # of a log line
 
 _KINDS = {
     "SERVER": trace_pb2.Span.SPAN_KIND_SERVER,
@@ -59,15 +64,43 @@ def span_message(span: Span, anchor: ClockAnchor) -> trace_pb2.Span:
     return message
 
 
-def trace_request(
-    spans: Iterable[trace_pb2.Span], resource: Mapping[str, str | int]
-) -> ExportTraceServiceRequest:
-    scope_spans = trace_pb2.ScopeSpans(scope=_scope(), spans=spans)
-    return ExportTraceServiceRequest(
-        resource_spans=[
-            trace_pb2.ResourceSpans(resource=_resource(resource), scope_spans=[scope_spans])
-        ]
+def log_message(line: LogLine, anchor: ClockAnchor, observed_ns: int) -> logs_pb2.LogRecord:
+    """One line; `observed_ns` (monotonic): when the agent knew of it."""
+    message = logs_pb2.LogRecord(
+        time_unix_nano=anchor.unix(line.mono_ns),
+        observed_time_unix_nano=anchor.unix(observed_ns),
+        severity_number=logs_pb2.SeverityNumber.ValueType(line.severity),
+        severity_text=SEVERITY_TEXT.get(line.severity, ""),
+        body=common_pb2.AnyValue(string_value=_text(line.text, MAX_BODY_CHARS)),
+        event_name=_text(line.event_name),
     )
+    if line.trace_id is not None:
+        message.trace_id = line.trace_id.to_bytes(16, "big")
+        message.flags = _SAMPLED
+        if line.span_id is not None:
+            message.span_id = line.span_id.to_bytes(8, "big")
+    _fill(message.attributes, line.attributes)
+    return message
+
+
+def items_body(items: Iterable[bytes], resource: Mapping[str, str | int]) -> bytes:
+    """An ExportTraceServiceRequest of serialised spans, or an ExportLogsServiceRequest of
+    serialised log records: their fields have the same numbers."""
+    of_scope = _field(1, _scope().SerializeToString())
+    of_scope += b"".join([_field(2, item) for item in items])
+    of_resource = _field(1, _resource(resource).SerializeToString()) + _field(2, of_scope)
+    return _field(1, of_resource)
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A message's field that holds a message, in protobuf's wire format."""
+    length = len(content)
+    head = bytearray((number << 3 | 2,))
+    while length > 0x7F:
+        head.append(length & 0x7F | 0x80)
+        length >>= 7
+    head.append(length)
+    return bytes(head) + content
 
 
 def metrics_request(
@@ -194,6 +227,6 @@ def _set(target: common_pb2.AnyValue, value: Value) -> None:
             target.array_value.values.add(string_value=_text(item))
 
 
-def _text(text: str) -> str:
+def _text(text: str, max_chars: int = MAX_STRING_CHARS) -> str:
     """Fit for protobuf, which refuses lone surrogates; bounded."""
-    return text[:MAX_STRING_CHARS].encode("utf-8", "replace").decode()
+    return text[:max_chars].encode("utf-8", "replace").decode()

@@ -1,24 +1,28 @@
-"""Posts one body to an OTLP end point, with retries, and says honestly what became of it."""
+"""Posts one body to an OTLP end point, with retries, and says honestly what became of it.
+
+What is worth another try, and when, follows the OTLP specification; how a body travels is a
+channel's affair (otlp_http.py, otlp_grpc.py).
+"""
 
 from __future__ import annotations
 
-import gzip
 import random
-import socket
 import threading
 import time
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from importlib.metadata import version
-from typing import Literal
+from typing import Literal, Protocol
 
 from dsagent.agent.sinks.otlp_config import Endpoint
 
-RETRY_STATUS = (429, 502, 503, 504)
+Signal = Literal["traces", "metrics", "logs"]
+
 FIRST_WAIT_S = 1.0
 MAX_WAIT_S = 8.0
 LAST_WAIT_S = 0.1  # between the tries before the end
 RETRY_FOR_S = 30.0
+MAX_ASKED_S = 120.0  # the longest wait that a back end may ask for
+ASKED_IN_ALL_S = 300.0  # and how long in all one body waits because it asks
+MIN_GZIP_BYTES = 1024
 MAX_ANSWER_BYTES = 64 << 10
 
 
@@ -33,52 +37,87 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Retry:
+class Retry:
     """Worth another try, after so many seconds if the back end said so."""
 
     reason: str
     after_s: float | None = None
 
 
-class Poster:
-    """One connection, kept open between posts. Used by one thread; `abandon` by any."""
+class Channel(Protocol):
+    """One way to one end point. Used by one thread; `abandon` by any."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-        self._connection: HTTPConnection | None = None
+    is_reached: bool  # there was somebody at the other end, the last time it tried
+
+    def send(self, body: bytes, *, gzipped: bool) -> Answer | Retry:
+        """One try. Blocks for about the end point's time limit; never raises."""
+
+    def abandon(self) -> None:
+        """Breaks off a try that hangs."""
+
+    def close(self) -> None: ...
+
+
+def open_channel(endpoint: Endpoint, signal: Signal) -> Channel:
+    """Not connected yet. Raises DsagentError where its certificates cannot be read."""
+    if endpoint.protocol == "grpc":
+        from dsagent.agent.sinks.otlp_grpc import GrpcChannel
+
+        return GrpcChannel(endpoint, signal)
+    from dsagent.agent.sinks.otlp_http import HttpChannel
+
+    return HttpChannel(endpoint)
+
+
+class Poster:
+    """Posts bodies one after the other. Used by one thread; `end_by` and `abandon` by any."""
+
+    def __init__(self, endpoint: Endpoint, signal: Signal) -> None:
+        self._channel = open_channel(endpoint, signal)
         # The protocol asks receivers to take gzip; there are some that answer 400 to it.
         self._gzip = endpoint.gzip
         self._is_gzip_accepted = False
         self._stopping = threading.Event()
         self._deadline_s = float("inf")  # on time.monotonic(), once it is to end
-        self.is_reached = False  # there was somebody at the other end, the last time it tried
 
-    def post(self, body: bytes) -> Answer:
-        """Blocks for about RETRY_FOR_S at most, and not beyond what `end_by` says."""
-        answer = self._post(body)
-        if self._gzip and not self._is_gzip_accepted and answer.status in (400, 415):
-            self._gzip = False
-            plain = self._post(body)
+    @property
+    def is_reached(self) -> bool:
+        return self._channel.is_reached
+
+    @property
+    def is_ending(self) -> bool:
+        return self._stopping.is_set()
+
+    def post(self, body: bytes, patience_s: float = RETRY_FOR_S) -> Answer:
+        """Blocks for about `patience_s` at most, longer only where the back end asks for it, and
+        not beyond what `end_by` says."""
+        gzipped = self._gzip and len(body) >= MIN_GZIP_BYTES
+        answer = self._post(body, gzipped, patience_s)
+        if gzipped and not self._is_gzip_accepted and answer.status in (400, 415):
+            plain = self._post(body, False, patience_s)
             self._gzip = plain.result != "accepted"
             return plain if plain.result == "accepted" else answer
-        self._is_gzip_accepted |= self._gzip and answer.result == "accepted"
+        self._is_gzip_accepted |= gzipped and answer.result == "accepted"
         return answer
 
-    def _post(self, body: bytes) -> Answer:
-        payload = gzip.compress(body, 6) if self._gzip else body
-        give_up_s = time.monotonic() + RETRY_FOR_S
+    def _post(self, body: bytes, gzipped: bool, patience_s: float) -> Answer:
+        began_s = time.monotonic()
+        give_up_s = began_s + patience_s
         wait_s = FIRST_WAIT_S
         while True:
-            outcome = self._try(payload)
+            outcome = self._channel.send(body, gzipped=gzipped)
             if isinstance(outcome, Answer):
                 return outcome
             pause_s = wait_s * random.uniform(0.8, 1.2)
+            now_s = time.monotonic()
             if outcome.after_s is not None:
-                pause_s = outcome.after_s
+                pause_s = min(outcome.after_s, MAX_ASKED_S)
+                asked_until_s = min(now_s + pause_s, began_s + ASKED_IN_ALL_S)
+                give_up_s = max(give_up_s, asked_until_s)
             elif self._stopping.is_set():
                 pause_s = LAST_WAIT_S
             wait_s = min(wait_s * 2, MAX_WAIT_S)
-            if time.monotonic() + pause_s > min(give_up_s, self._deadline_s):
+            if now_s + pause_s > min(give_up_s, self._deadline_s):
                 return Answer("unreachable", reason=outcome.reason)
             if self._stopping.is_set():
                 time.sleep(pause_s)
@@ -92,73 +131,7 @@ class Poster:
 
     def abandon(self) -> None:
         """Breaks off a post that hangs."""
-        connection = self._connection
-        if connection is not None and connection.sock is not None:
-            try:
-                connection.sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                return  # it had just ended by itself
+        self._channel.abandon()
 
     def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
-    def _try(self, payload: bytes) -> Answer | _Retry:
-        endpoint = self._endpoint
-        headers = {
-            "Content-Type": "application/x-protobuf",
-            "User-Agent": f"dsagent/{version('dsagent')}",
-            **endpoint.headers,
-        }
-        if self._gzip:
-            headers["Content-Encoding"] = "gzip"
-        was_open = self._connection is not None
-        try:
-            connection = self._connect()
-            self.is_reached = True
-            connection.request("POST", endpoint.path, payload, headers)
-            response = connection.getresponse()
-            body = response.read(MAX_ANSWER_BYTES + 1)
-        except OSError as error:  # refused, reset, timed out, no such host, bad certificate
-            self.close()
-            self.is_reached = False
-            reason = f"{endpoint.url}: {error.strerror or error or type(error).__name__}"
-            # A connection kept open may have been closed over there since: a new one may do.
-            is_stale = was_open and isinstance(error, ConnectionError)
-            return _Retry(reason, 0.0 if is_stale else None)
-        except (HTTPException, ValueError) as error:
-            self.close()
-            reason = f"{endpoint.url}: no HTTP answer ({type(error).__name__})"
-            return Answer("refused", reason=f"{reason}; is it the OTLP/HTTP port, usually 4318?")
-        if response.will_close or len(body) > MAX_ANSWER_BYTES:
-            self.close()
-        if 200 <= response.status < 300:
-            return Answer("accepted", body=body)
-        reason = f"{endpoint.url}: answered {response.status}"
-        if response.status in RETRY_STATUS:
-            return _Retry(reason, _retry_after(response))
-        return Answer("refused", reason=reason, status=response.status)
-
-    def _connect(self) -> HTTPConnection:
-        if self._connection is None:
-            endpoint = self._endpoint
-            if endpoint.scheme == "https":
-                import ssl
-
-                context = ssl.create_default_context(cafile=endpoint.ca_file)
-                self._connection = HTTPSConnection(
-                    endpoint.host, endpoint.port, timeout=endpoint.timeout_s, context=context
-                )
-            else:
-                self._connection = HTTPConnection(
-                    endpoint.host, endpoint.port, timeout=endpoint.timeout_s
-                )
-            self._connection.connect()
-        return self._connection
-
-
-def _retry_after(response: HTTPResponse) -> float | None:
-    """Seconds, at most MAX_WAIT_S; the form with a date is passed over."""
-    text = (response.headers.get("Retry-After") or "").strip()
-    return min(float(text), MAX_WAIT_S) if text.isascii() and text.isdecimal() else None
+        self._channel.close()

@@ -26,8 +26,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from oteltap import OtelTapHttpProtobufReceiver, OtelTapHttpProtobufReceiverSettings
 
 from dsagent.agent.sinks.held_steps import HOLD_NS
-from dsagent.agent.sinks.otlp import MAX_QUEUED_SPANS, OtlpSink
+from dsagent.agent.sinks.otlp import OtlpSink
 from dsagent.agent.sinks.otlp_config import otlp_config
+from dsagent.agent.sinks.outbox import MAX_BYTES, MAX_ITEMS
 from dsagent.agent.slo import Limits
 from dsagent.instrumentation.spans import step_span_id, step_trace_id
 
@@ -143,7 +144,7 @@ def back_end(answer: Callable[[int], Answer]) -> Iterator[Answering]:
 
 
 def traces_only(port: int, **environ: str) -> OtlpSink:
-    return sink_to(port, OTEL_METRICS_EXPORTER="none", **environ)
+    return sink_to(port, OTEL_METRICS_EXPORTER="none", OTEL_LOGS_EXPORTER="none", **environ)
 
 
 def test_the_resource_the_headers_and_the_metrics() -> None:
@@ -312,16 +313,19 @@ def test_a_back_end_that_hangs_costs_bounded_memory_and_counted_drops() -> None:
             many = range(made, made + 500)
             made += len(many)
             sink.take(batch(accounts=tuple(account(f"r{i}", sampled=True) for i in many)))
-        queued = sum(size for _, size in sink._queue)
-        assert queued <= 16 << 20
-        assert len(sink._queue) <= MAX_QUEUED_SPANS
+        items, size_bytes = sink._spans.waiting
+        assert items <= MAX_ITEMS
+        assert size_bytes <= MAX_BYTES
         began = time.monotonic()
         sink.stop(0.5)
         assert time.monotonic() - began < 5
         status = sink.status()
         assert status.acknowledged == 0
         assert status.sent == status.failed > 0
-        assert status.sent + status.dropped >= made
+        assert status.made is not None
+        assert status.sent + status.dropped == status.made >= made
+        assert status.queued == 0
+        assert status.lost["queue_full"] > 0
 
 
 def test_numbers_that_otlp_cannot_hold_are_dropped_and_counted() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from made import ANCHOR, MS, TARGET, S, account, batch, step
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
 
 from dsagent.agent.account import Account
 from dsagent.agent.engine_spans import HOLD_NS, KEEP_SPAN_NS, MOST_SPANS, EngineSpans
@@ -20,6 +22,16 @@ from dsagent.instrumentation.spans import request_spans
 
 TRACE, CALLER, OWN = 0xABC << 64 | 7, 77, 0xFEED
 NOW_NS = 2001 * S
+
+
+def queued(sink: OtlpSink) -> list[SpanMessage]:
+    """The spans that wait to be posted."""
+    sink._spans.end()
+    body = sink._spans.next()
+    if body is None:
+        return []
+    (of_resource,) = ExportTraceServiceRequest.FromString(body.data).resource_spans
+    return list(of_resource.scope_spans[0].spans)
 
 
 def ours(name: str = "req-1", **changes: Any) -> Account:
@@ -183,8 +195,7 @@ def test_the_steps_are_exported_where_the_engine_knows_none() -> None:
         sink = OtlpSink(config, Limits())
         sink.take(batch(accounts=(joined,), steps=(step(1),)))
         sink.take(batch(now_ns=joined.record.sent_ns + STEPS_HOLD_NS))
-        queued = [message for message, _ in sink._queue]
-        steps = [each for each in queued if each.name == "engine step"]
+        steps = [each for each in queued(sink) if each.name == "engine step"]
         assert len(steps) == exported, scope
         for each in steps:
             assert each.links[0].span_id == OWN.to_bytes(8, "big")
@@ -200,7 +211,7 @@ def test_where_vllms_span_went_elsewhere_ours_hangs_beside_it() -> None:
     vllm = replace(TARGET, engine="vllm")
     sink.take(replace(batch(accounts=(mine,), steps=(step(1),)), target=vllm))
     sink.take(replace(batch(now_ns=mine.record.sent_ns + STEPS_HOLD_NS), target=vllm))
-    spans = {message.name: message for message, _ in sink._queue}
+    spans = {message.name: message for message in queued(sink)}
     root = spans["dsagent.account"]
     assert root.parent_span_id == CALLER.to_bytes(8, "big")
     assert spans["queue"].parent_span_id == root.span_id

@@ -7,7 +7,7 @@ from made import TARGET
 
 from dsagent.agent.errors import USAGE, DsagentError
 from dsagent.agent.resource import resource_attributes, resource_overrides
-from dsagent.agent.sinks.otlp_config import Endpoint, otlp_config
+from dsagent.agent.sinks.otlp_config import NO_LIMIT_S, Endpoint, otlp_config
 
 BASE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
@@ -67,6 +67,40 @@ def test_headers_timeouts_and_the_rest() -> None:
     assert traces({BASE: "http://a:1"}).gzip
 
 
+def test_each_signal_may_speak_another_protocol_and_have_its_own_certificate() -> None:
+    config = otlp_config(
+        {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "https://a:1",
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc",
+            "OTEL_EXPORTER_OTLP_LOGS_CLIENT_CERTIFICATE": "/own.pem",
+            "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE": "/c.pem",
+            "OTEL_EXPORTER_OTLP_CLIENT_KEY": "/k.pem",
+        }
+    )
+    assert config is not None
+    assert config.traces is not None
+    assert config.metrics is not None
+    assert config.logs is not None
+    protocols = [endpoint.protocol for endpoint in config.endpoints]
+    assert protocols == ["grpc", "http/protobuf", "http/protobuf"]
+    assert config.logs.url == "https://a:1/v1/logs"
+    assert config.logs.client_certificate_file == "/own.pem"
+    assert config.metrics.client_certificate_file == "/c.pem"
+    assert config.logs.client_key_file == config.traces.client_key_file == "/k.pem"
+
+
+def test_grpc_takes_host_and_port_and_is_safe_unless_told() -> None:
+    environ = {BASE: "collector:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    assert traces(environ).url.startswith("https://collector:4317")
+    insecure = {**environ, "OTEL_EXPORTER_OTLP_INSECURE": "true"}
+    assert traces(insecure).scheme == "http"
+    assert otlp_config({BASE: "http://a:1"}, protocol="grpc").traces.protocol == "grpc"  # type: ignore[union-attr]
+
+
+def test_a_time_limit_of_0_is_none() -> None:
+    assert traces({BASE: "http://a:1", "OTEL_EXPORTER_OTLP_TIMEOUT": "0"}).timeout_s == NO_LIMIT_S
+
+
 def test_a_signal_can_be_off() -> None:
     config = otlp_config({BASE: "http://a:1", "OTEL_TRACES_EXPORTER": "none"})
     assert config is not None
@@ -82,7 +116,10 @@ def test_a_signal_can_be_off() -> None:
         (BASE, "http://", "is not a URL"),
         (BASE, "http://a:99999", "99999|out of range"),
         (BASE, "http://a b/", "is not a URL"),
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "http/protobuf only"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "/key.pem", "need each other"),
+        ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "delta", "cumulative"),
+        ("OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION", "x", "explicit_bucket"),
         ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd", "not gzip or none"),
         ("OTEL_EXPORTER_OTLP_HEADERS", "nothing", "not a header"),
         ("OTEL_EXPORTER_OTLP_HEADERS", "a=b%0d%0aevil: 1", "not a header"),

@@ -23,21 +23,21 @@ def test_the_callers_flag_comes_first() -> None:
     sampler = Sampler(rate=0.0)
     assert sampler.decide(account("a", sampled=True), []) == Decision(True, "parent")
     assert sampler.decide(account("b", sampled=False, error="bad"), ["ttft"]) == Decision(
-        False, "parent"
+        False, "parent", slow=True
     )
 
 
 def test_the_override_keeps_violators_and_marks_them() -> None:
     sampler = Sampler(rate=1.0, override_sampled_0=True)
     assert sampler.decide(account("a", sampled=False), ["tpot", "e2e"]) == Decision(
-        True, "override:tpot"
+        True, "override:tpot", slow=True
     )
     assert not sampler.decide(account("b", sampled=False), []).keep
 
 
 def test_violators_and_errors_without_context_are_kept() -> None:
     sampler = Sampler(rate=0.0)
-    assert sampler.decide(no_context("a"), ["ttft"]) == Decision(True, "slo:ttft")
+    assert sampler.decide(no_context("a"), ["ttft"]) == Decision(True, "slo:ttft", slow=True)
     assert sampler.decide(no_context("b", error="abort"), []) == Decision(True, "error")
     assert sampler.decide(no_context("c"), []) == Decision(False, "rate")
 
@@ -95,7 +95,7 @@ def test_outliers_are_kept_once_it_is_known_what_is_usual() -> None:
     usual = [with_ttft(f"u{i}", 200 * rng.lognormvariate(0, 0.2)) for i in range(300)]
     reasons = [sampler.decide(made, []).reason for made in usual]
     assert reasons.count("outlier") < 10
-    assert sampler.decide(with_ttft("late", 2000), []) == Decision(True, "outlier")
+    assert sampler.decide(with_ttft("late", 2000), []) == Decision(True, "outlier", slow=True)
 
 
 def test_steady_latencies_make_no_outliers_of_little_changes() -> None:

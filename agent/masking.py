@@ -1,0 +1,85 @@
+"""Takes what looks like personal data or a secret out of free text that is about to leave.
+
+Names of processes, error texts of engines, stacks: text that somebody else wrote. Found are e-mail
+addresses, bearer tokens and passwords in headers and URLs, API keys, telephone numbers and IP
+addresses; what is found becomes a word in brackets. It errs on the side of masking, but numbers,
+durations, hexadecimal ids and loopback addresses stay. Pure, and linear in the text's length.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+MAX_CHARS = 4096
+CUT = "…"
+
+# Possessive groups would need Python 3.11: each repetition below is bounded and begins where the
+# one before cannot go on, so that no text makes the search go back far.
+_EMAIL = re.compile(r"(?<![\w.%+-])[\w.%+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}")
+_URL_SECRET = re.compile(r"(?<=://)[^\s/@:]{0,128}:[^\s/@]{1,256}@")
+_BEARER = re.compile(r"\b(bearer|basic|token)([ \t]{1,4})([\w.~+/=-]{8,4096})", re.IGNORECASE)
+# A name that says it is a secret, then its value: header, option, JSON, environment variable.
+_NAMED = re.compile(
+    r"((?:api|access|secret|private|auth)[_-]?(?:key|token)|authorization|passw(?:or)?d|passphrase"
+    r"|secret|(?<![a-z])token|x-api-key|cookie)"
+    r"(['\"]?[ \t]{0,4}[:=][ \t]{0,4}['\"]?|[ \t]{1,4}(?=\S{8}))"
+    r"(?!\[)([^\s'\",;&]{1,4096})",
+    re.IGNORECASE,
+)
+# The beginnings that issuers gave their keys so that they can be found, and JSON Web Tokens.
+_KEY = re.compile(
+    r"\b(?:(?:sk|pk|rk|hf|gsk|xai|nvapi|glpat|pplx|r8)[-_][\w-]{12,512}"
+    r"|gh[pousr]_\w{20,255}|github_pat_\w{20,255}|xox[abprs]-[\w-]{10,255}"
+    r"|A(?:KIA|SIA)[0-9A-Z]{16}\b|AIza[\w-]{30,64}"
+    r"|eyJ[\w-]{8,2048}\.[\w-]{8,2048}(?:\.[\w-]{0,2048})?)"
+)
+_IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)")
+_IPV6 = re.compile(r"(?<![\w:.])[0-9a-fA-F:]{2,39}(?:%\w{1,16})?(?![\w:])")
+# International with a plus, or groups of digits with separators as people write them.
+_PHONE = re.compile(
+    r"(?<![\w.+-])(?:\+\d{1,3}[ .-]?(?:\(\d{1,4}\)[ .-]?)?\d{1,4}(?:[ .-]?\d{2,4}){2,4}"
+    r"|\(\d{3}\)[ .-]?\d{3}[ .-]\d{4}|\d{3}[.-]\d{3}[.-]\d{4})(?![\w]|[.-]\d)"
+)
+
+
+def mask(text: str) -> str:
+    """At most MAX_CHARS of it, with what was found replaced."""
+    if len(text) > MAX_CHARS:
+        text = _cut(text)
+    text = _URL_SECRET.sub("[secret]@", text)
+    text = _BEARER.sub(r"\1\2[secret]", text)
+    text = _NAMED.sub(_named, text)
+    text = _KEY.sub("[secret]", text)
+    if "@" in text:
+        text = _EMAIL.sub("[email]", text)
+    text = _IPV4.sub(_address, text)
+    if ":" in text:
+        text = _IPV6.sub(_address, text)
+    text = _PHONE.sub("[phone]", text)
+    return text if len(text) <= MAX_CHARS else _cut(text)
+
+
+def _cut(text: str) -> str:
+    """At a space where there is one near: half a secret might not look like one."""
+    end = MAX_CHARS - len(CUT)
+    space = text.rfind(" ", end - 512, end)
+    return text[: space if space > 0 else end] + CUT
+
+
+def _named(found: re.Match[str]) -> str:
+    name, between, value = found.groups()
+    if value.lower() in ("bearer", "basic", "token"):
+        return found[0]  # what comes after it is masked already
+    return f"{name}{between}[secret]"
+
+
+def _address(found: re.Match[str]) -> str:
+    text = found[0]
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return text  # a time of day, a version, a C++ name
+    if address.is_loopback or address.is_unspecified:
+        return text
+    return "[ip]"
