@@ -20,6 +20,7 @@ from dsagent.agent.sampling import Sampler
 from dsagent.agent.series import Exemplar, Family, Store
 from dsagent.agent.sinks.base import Explained, SinkStatus
 from dsagent.agent.slo import Limits
+from dsagent.agent.slo_metrics import SloFigures
 from dsagent.instrumentation import names
 from dsagent.instrumentation.records import RequestRecord, Step
 
@@ -31,9 +32,16 @@ MAX_SAMPLES = 4096  # series made of samples
 class Aggregate:
     """The state of every metric since the agent attached. One caller at a time."""
 
-    def __init__(self, limits: Limits, sampler: Sampler, resource: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        sampler: Sampler,
+        resource: Mapping[str, str],
+        slo: SloFigures | None = None,
+    ) -> None:
         """`limits` become bounds of the histograms; only what `sampler` keeps is an exemplar.
-        `resource`: attributes that people set, see resource.py."""
+        `resource`: attributes that people set, see resource.py. `slo`: of objectives, if any."""
+        self._slo = slo
         self._limits = limits
         self._resource = resource
         self._sampler = sampler
@@ -68,6 +76,8 @@ class Aggregate:
         self._add_samples(batch.samples, batch.now_ns)
         self._set_sources(batch.sources)
         self._set_sinks(batch.sinks)
+        if self._slo is not None:
+            self._slo.show(self._store)
         self._store.set(catalog.UNCOUNTED_LOSSES, batch.uncounted_losses, {})
         self._store.set(catalog.CLOCK_ERROR, batch.anchor.error_ns / 1e9, {})
 

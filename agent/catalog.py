@@ -45,6 +45,7 @@ from dsagent.agent.engine_metrics import (
 from dsagent.agent.kernel_delays import KERNEL_DELAY, KERNEL_METRICS
 from dsagent.agent.metric import Metric
 from dsagent.agent.served import SERVED_METRICS
+from dsagent.agent.slo_metrics import SLO_METRICS
 from dsagent.instrumentation import names
 
 __all__ = [  # and every metric by its name below
@@ -79,6 +80,7 @@ __all__ = [  # and every metric by its name below
     "PROCESS_OPEN_FILES",
     "PROCESS_PAGING_FAULTS",
     "PROCESS_THREAD_COUNT",
+    "SLO_METRICS",
     "SYSTEM_CPU_TIME",
     "Metric",
 ]
@@ -431,6 +433,7 @@ SAMPLE_METRICS = {
 }
 CATALOGUE: tuple[Metric, ...] = (
     *REQUEST_METRICS,
+    *SLO_METRICS,
     *STEP_METRICS,
     *KERNEL_METRICS,
     *AGENT_METRICS,

@@ -18,6 +18,7 @@ from dsagent.agent.settings import parse_address
 from dsagent.agent.sinks.base import Explained, Sink, SinkStatus
 from dsagent.agent.sinks.otlp_config import otlp_config
 from dsagent.agent.slo import Limits, load_slo
+from dsagent.agent.slo_metrics import SloFigures
 
 if TYPE_CHECKING:
     from dsagent.agent.sources.otlp_receiver.source import OtlpReceiver
@@ -79,6 +80,12 @@ class OutletOptions:
     slo: Path | None = None
     step_spans: Literal["worst", "all"] = "worst"
     otlp_endpoint: str | None = None
+    otlp_protocol: str | None = None
+    otlp_queue: Path | None = None
+    otlp_queue_max_bytes: int = 256 << 20  # for each signal
+    masked: bool = True
+    sample_rate: float | None = None  # None: follows the error rate
+    override_sampled_0: bool = False
     prometheus: str | None = None
     otlp_receive: str | None = None
     otlp_receive_grpc: str | None = None
@@ -88,14 +95,18 @@ def make_sinks(options: OutletOptions, target: Target) -> list[Sink]:
     """The sinks asked for, not started; imports only what they need. Raises DsagentError."""
     slo = None if options.slo is None else load_slo(options.slo)
     limits = Limits() if slo is None else slo.limits
-    sampler = Sampler()  # one for all: a request is kept by every sink or by none
+    # One for all: a request is kept by every sink or by none.
+    sampler = Sampler(rate=options.sample_rate, override_sampled_0=options.override_sampled_0)
     resource = resource_overrides(os.environ)
     sinks: list[Sink] = []
+    figures: SloFigures | None = None
     if slo is not None:
         from dsagent.agent.sinks.slo import SloSink
         from dsagent.agent.slo.evaluator import Evaluator
 
-        sinks.append(SloSink(slo, Evaluator(slo)))
+        evaluator = Evaluator(slo)
+        sinks.append(SloSink(slo, evaluator))
+        figures = SloFigures(evaluator)
     if options.record is not None:
         from dsagent.agent.sinks.recording import RecordingSink
 
@@ -104,11 +115,17 @@ def make_sinks(options: OutletOptions, target: Target) -> list[Sink]:
         from dsagent.agent.sinks.prometheus import PrometheusSink
 
         host, port = parse_address(options.prometheus)
-        sinks.append(PrometheusSink(host, port, limits, sampler=sampler, resource=resource))
-    config = otlp_config(os.environ, options.otlp_endpoint)
+        sinks.append(
+            PrometheusSink(host, port, limits, sampler=sampler, resource=resource, slo=figures)
+        )
+    config = otlp_config(os.environ, options.otlp_endpoint, options.otlp_protocol)
     if config is not None:
         from dsagent.agent.sinks.otlp import OtlpSink
+        from dsagent.agent.sinks.otlp_delivery import QueueOptions
 
+        queue = None
+        if options.otlp_queue is not None:
+            queue = QueueOptions(options.otlp_queue, options.otlp_queue_max_bytes)
         sinks.append(
             OtlpSink(
                 config,
@@ -116,12 +133,14 @@ def make_sinks(options: OutletOptions, target: Target) -> list[Sink]:
                 sampler=sampler,
                 resource=resource,
                 step_spans=options.step_spans,
+                queue=queue,
+                masked=options.masked,
             )
         )
         if (options.otlp_receive or options.otlp_receive_grpc) and config.traces is not None:
             from dsagent.agent.sinks.otlp_forward import OtlpForwardSink
 
-            sinks.append(OtlpForwardSink(config.traces))
+            sinks.append(OtlpForwardSink(config.traces, queue))
     return sinks
 
 
@@ -133,9 +152,8 @@ def make_receiver(options: OutletOptions) -> OtlpReceiver | None:
         return None
     from dsagent.agent.sources.otlp_receiver.source import OtlpReceiver, refuse_loop
 
-    config = otlp_config(os.environ, options.otlp_endpoint)
-    for endpoint in (config.traces, config.metrics) if config is not None else ():
-        if endpoint is not None:
-            refuse_loop(http, endpoint.host, endpoint.port)
-            refuse_loop(grpc, endpoint.host, endpoint.port)
+    config = otlp_config(os.environ, options.otlp_endpoint, options.otlp_protocol)
+    for endpoint in config.endpoints if config is not None else ():
+        refuse_loop(http, endpoint.host, endpoint.port)
+        refuse_loop(grpc, endpoint.host, endpoint.port)
     return OtlpReceiver(http, grpc, passes_on=config is not None and config.traces is not None)

@@ -12,6 +12,7 @@ from dsagent.agent.catalog import (
     KERNEL_METRICS,
     PROCESS_METRICS,
     REQUEST_METRICS,
+    SLO_METRICS,
     STEP_METRICS,
     TALLY_METRICS,
 )
@@ -33,6 +34,7 @@ MARKER = "<!-- generated from here on by scripts/docs.py -->\n"
 
 GROUPS = {
     "Requests": REQUEST_METRICS,
+    "Objectives (with --slo)": SLO_METRICS,
     "Engine steps": STEP_METRICS,
     "The kernel": KERNEL_METRICS,
     "The agent itself": AGENT_METRICS,

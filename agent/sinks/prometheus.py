@@ -18,6 +18,7 @@ from dsagent.agent.series import Family
 from dsagent.agent.sinks.base import Explained, SinkStatus
 from dsagent.agent.sinks.openmetrics import CLASSIC_TYPE, OPENMETRICS_TYPE, render
 from dsagent.agent.slo import Limits
+from dsagent.agent.slo_metrics import SloFigures
 
 MAX_CONNECTIONS = 8
 CLIENT_TIMEOUT_S = 5.0
@@ -36,11 +37,13 @@ class PrometheusSink:
         *,
         sampler: Sampler | None = None,
         resource: Mapping[str, str] | None = None,
+        slo: SloFigures | None = None,
     ) -> None:
-        """`sampler`: the one that decides for all sinks; `resource`: resource_overrides()."""
+        """`sampler`: the one that decides for all sinks; `resource`: resource_overrides();
+        `slo`: what an evaluator, which is a sink before this one, finds."""
         self._host = host
         self._port = port
-        self._aggregate = Aggregate(limits, sampler or Sampler(), resource or {})
+        self._aggregate = Aggregate(limits, sampler or Sampler(), resource or {}, slo)
         self._lock = threading.Lock()
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None

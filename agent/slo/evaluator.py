@@ -79,8 +79,9 @@ class Evaluator:
         self.now_ns = 0
 
     @property
-    def window_lengths_s(self) -> tuple[float, ...]:
-        return tuple(self._lengths)
+    def shown_lengths_s(self) -> tuple[float, float]:
+        """The windows that its metrics tell of: the fastest pair's, in seconds."""
+        return self._windows[0].short_s, self._windows[0].long_s
 
     def take(
         self, accounts: Iterable[Account], sources: Iterable[SourceStatus], now_ns: int

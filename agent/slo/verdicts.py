@@ -11,7 +11,7 @@ from dsagent.instrumentation.records import RequestRecord
 
 OTHER = "~other"  # alike in the catalogue: what a label says once its cap is reached
 MAX_VALUES = 64  # different models, and different tenants
-MAX_SERIES = 512
+MAX_SERIES = 256
 
 
 @dataclass(frozen=True, slots=True)
