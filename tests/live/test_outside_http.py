@@ -286,7 +286,7 @@ while True:
                 capture.follow([child.pid], senders)
                 child.say()
                 child.hear()
-                kinds = [message.kind for message in capture.read()]
-                assert kinds == [MessageKind.LOCAL] * expected
+                found = [(message.kind, message.connection) for message in capture.read()]
+                assert found == [(MessageKind.LOCAL, child.pid)] * expected  # to itself
         finally:
             capture.close()

@@ -307,10 +307,14 @@ int on_http_sent(__u64 *ctx)
 		return 0;
 	if (sk->__sk_common.skc_family == FAMILY_UNIX) {
 		struct ds_connection local = {};
+		struct pid *peer;
 
 		if (!tells_local(task))
 			return 0;
 		local.pid = followed_pid(task);
+		peer = BPF_CORE_READ(sk, sk_peer_pid);
+		if (peer)
+			local.number = number_in(peer, settings.pid_namespace);
 		tell(&local, DS_LOCAL, pid_in(task, settings.pid_namespace), length);
 		return 0;
 	}

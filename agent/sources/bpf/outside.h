@@ -14,7 +14,7 @@ enum ds_message_kind {
 };
 
 struct ds_message {
-	__u64 connection; /* a number of ours; 0: none */
+	__u64 connection; /* a number of ours; 0: none. Of DS_LOCAL: the pid at the other end */
 	__u64 time_ns; /* when the call ended, or what else is told happened */
 	__u64 arrived_ns; /* when the first byte of it came in; 0: not known */
 	__u64 step; /* of DS_MARK: its number */

@@ -63,6 +63,7 @@ class OutsideSource:
         self._next_discovery_ns = 0
         self._discoveries = 0
         self._markers: Found | None = None
+        self._front_ends: set[int] = set()  # processes that read requests
         self._cores: tuple[int, ...] = ()  # processes whose sends mark the steps
         self._marking: list[str] = []  # why some marks are not seen
         self._tags: Loaded | None = None
@@ -117,11 +118,15 @@ class OutsideSource:
                 marks.append(Mark(message.step, message.time_ns, message.pid, message.tid))
             case MessageKind.CIPHERED:
                 self._ciphered += 1
+            case MessageKind.LOCAL if message.connection not in self._front_ends:
+                pass  # to its workers, or itself
             case MessageKind.LOCAL:
                 sends.append(Mark(0, message.time_ns, message.pid, message.tid))
             case MessageKind.UNREAD if not message.connection:
                 self._unread += 1
             case _:
+                if message.kind is MessageKind.RECEIVED:
+                    self._front_ends.add(message.pid)
                 self._exchanges.hear(
                     Moved(
                         _MOVES[message.kind],
