@@ -229,6 +229,12 @@ class Aggregate:
             self._store.set(catalog.SINK_ACKNOWLEDGED, status.acknowledged, sink)
             self._store.set(catalog.SINK_FAILED, status.failed, sink)
             self._store.set(catalog.SINK_DROPPED, status.dropped, sink)
+            for part in (status.parts or (status,)) if status.made is not None else ():
+                kind = {**sink, "kind": part.name}
+                self._store.set(catalog.SINK_MADE, (part.made or 0) + part.recovered, kind)
+                self._store.set(catalog.SINK_QUEUED, part.queued, kind)
+                for why, items in part.lost.items():
+                    self._store.set(catalog.SINK_LOST, items, {**kind, "reason": why})
 
 
 def size_class(size: int, bounds: Sequence[int]) -> str:

@@ -272,6 +272,28 @@ SINK_FAILED = Metric(
 SINK_DROPPED = Metric(
     "dsagent.sink.dropped", "counter", "{item}", "Items given up before sending.", ("sink",)
 )
+SINK_MADE = Metric(
+    "dsagent.sink.made",
+    "counter",
+    "{item}",
+    "Items made for a sink's back end, with those an earlier run left on disk; each is queued, "
+    "sent or dropped.",
+    ("sink", "kind"),
+)
+SINK_QUEUED = Metric(
+    "dsagent.sink.queued",
+    "gauge",
+    "{item}",
+    "Items that wait for a sink's back end, or for its answer.",
+    ("sink", "kind"),
+)
+SINK_LOST = Metric(
+    "dsagent.sink.lost",
+    "counter",
+    "{item}",
+    "Items that did not arrive, by why: those failed and those dropped.",
+    ("sink", "kind", "reason"),
+)
 UNCOUNTED_LOSSES = Metric(
     "dsagent.uncounted_losses",
     "gauge",
@@ -409,6 +431,9 @@ AGENT_METRICS = (
     SINK_ACKNOWLEDGED,
     SINK_FAILED,
     SINK_DROPPED,
+    SINK_MADE,
+    SINK_QUEUED,
+    SINK_LOST,
     UNCOUNTED_LOSSES,
     EVENTS,
     SAMPLES_UNKNOWN,

@@ -324,8 +324,16 @@ def _sinks(statuses: Sequence[Document]) -> Table:
     table.add_column("reason", overflow="fold")
     for status in statuses:
         figures = [str(status[key]) for key in ("sent", "acknowledged", "failed", "dropped")]
-        table.add_row(status["name"], *figures, escape(status["reason"]))
+        table.add_row(status["name"], *figures, escape(_why(status)))
     return table
+
+
+def _why(status: Document) -> str:
+    """What was lost for which reason, what still waits, and the last failure in words."""
+    pieces = [f"{why} {items}" for why, items in status.get("lost", {}).items()]
+    if status.get("queued"):
+        pieces.append(f"{status['queued']} wait")
+    return ": ".join(filter(None, (", ".join(pieces), str(status["reason"]))))
 
 
 _CHECK_STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red", "not_applicable": "dim"}

@@ -55,6 +55,7 @@ SINK_DEADLINE_S = 5.0
 SETTLE_NS = 500_000_000  # after the end, facts still to come are waited for at most this long
 READ_ON_NS = 2_000_000_000  # and what still lies in the rings is read for at most this long
 SETTLE_TICK_S = 0.02
+MAX_NOTICES = 20  # of sinks, told to people
 GIVE_UP_NS = 10_000_000_000  # beyond any patience: accounts are made of what there is
 
 
@@ -198,6 +199,7 @@ class Session:
         self._least_tick_ns = TICK_NS
         self._pending_events: list[Event] = []
         self._told_ended: set[str] = set()
+        self._told_notices: set[tuple[str, str]] = set()
 
     def _tick(self, now_ns: int) -> int:
         """Moves what has come; returns when to tick again, in ns from now."""
@@ -270,9 +272,17 @@ class Session:
         self._pending_events += events
 
     def _tell_ended(self, sinks: Sequence[SinkStatus], now_ns: int) -> list[Event]:
-        """Of each sink that takes no more, once: an event for the others, a line for people."""
+        """Of each sink that takes no more, once: an event for the others, a line for people.
+        Likewise of each notice."""
         events = []
         for status in sinks:
+            notice = (status.name, status.notice)
+            is_new = status.notice and notice not in self._told_notices
+            if is_new and len(self._told_notices) < MAX_NOTICES:
+                self._told_notices.add(notice)
+                message = f"sink {status.name}: {status.notice}"
+                events.append(Event("sink.notice", now_ns, message))
+                self._on_trouble(message)
             if status.ended and status.name not in self._told_ended:
                 self._told_ended.add(status.name)
                 message = f"sink {status.name} takes no more: {status.reason}"

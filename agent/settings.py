@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -149,13 +150,14 @@ def listen_address(text: str | None, usual: str = PROMETHEUS_DEFAULT) -> str | N
     return text
 
 
-def parse_percent(text: str) -> float:
-    """'"1"', "1%" and "0.5 %" as a ratio. Raises DsagentError (exit 2)."""
+def parse_percent(text: str, least: float = math.ulp(0.0)) -> float:
+    """'"1"', "1%" and "0.5 %" as a ratio; 0 only where `least` allows it. Raises DsagentError
+    (exit 2)."""
     try:
         ratio = float(text.strip().removesuffix("%")) / 100
     except ValueError:
         ratio = -1.0
-    if not 0 < ratio <= 1:
+    if not least <= ratio <= 1:
         raise DsagentError(f"{text!r} is no percentage; say 1% or 0.5%", exit_code=USAGE)
     return ratio
 

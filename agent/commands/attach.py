@@ -48,10 +48,58 @@ def attach(
         str | None,
         option(
             metavar="URL",
-            help="Send traces and metrics there by OTLP over HTTP; "
+            help="Send traces, metrics and logs there by OTLP; "
             "OTEL_EXPORTER_OTLP_ENDPOINT says the same.",
         ),
     ] = None,
+    otlp_protocol: Annotated[
+        Literal["http/protobuf", "grpc"] | None,
+        option(
+            metavar="http/protobuf|grpc",
+            help="How to send it; over HTTP unless OTEL_EXPORTER_OTLP_PROTOCOL says otherwise.",
+        ),
+    ] = None,
+    otlp_queue: Annotated[
+        Path | None,
+        option(
+            metavar="DIR",
+            parser=named_path,
+            help="Keep what the OTLP endpoint does not have yet in this folder, also across a "
+            "restart; in memory only without it.",
+        ),
+    ] = None,
+    otlp_queue_max_bytes: Annotated[
+        int,
+        option(
+            metavar="BYTES",
+            min=1 << 20,
+            callback=size_bytes,
+            help="Of each kind (traces, metrics, logs); the oldest goes beyond this.",
+        ),
+    ] = 256 << 20,
+    unmasked: Annotated[
+        bool,
+        option(
+            "--unmasked",
+            help="Let e-mail and IP addresses, telephone numbers and keys in logs and error texts "
+            "go out as they are.",
+        ),
+    ] = False,
+    sample_rate: Annotated[
+        str | None,
+        option(
+            metavar="PERCENT",
+            help="Of the requests that nothing else decides, export so many; without it 0.1%, "
+            "rising to 5% with the error rate.",
+        ),
+    ] = None,
+    override_sampled_0: Annotated[
+        bool,
+        option(
+            "--override-sampled-0",
+            help="Export requests that violate a limit though their caller said not to; marked.",
+        ),
+    ] = False,
     prometheus: Annotated[
         str | None,
         option(metavar="[HOST:PORT]", help="Answer scrapes; without an address at 127.0.0.1:9464."),
@@ -104,6 +152,7 @@ def attach(
     left_out = settings.parse_names(without, DISPENSABLE)
     scraped_at = settings.listen_address(prometheus)
     progress = terminal.Progress()
+    rate = None if sample_rate is None else settings.parse_percent(sample_rate, least=0.0)
     if instrument == "inject":
         from dsagent.agent.inject.way_in import inject
 
@@ -115,6 +164,12 @@ def attach(
         slo=slo,
         step_spans=step_spans,
         otlp_endpoint=otlp_endpoint,
+        otlp_protocol=otlp_protocol,
+        otlp_queue=otlp_queue,
+        otlp_queue_max_bytes=otlp_queue_max_bytes,
+        masked=not unmasked,
+        sample_rate=rate,
+        override_sampled_0=override_sampled_0,
         prometheus=scraped_at,
         otlp_receive=settings.listen_address(
             otlp_receive, settings.ADDRESS_DEFAULTS["--otlp-receive"]
