@@ -155,9 +155,10 @@ def test_a_call_that_is_refused(served: Watched) -> None:
 
 
 def test_what_was_preempted_is_computed_again(served: Watched) -> None:
-    """Four requests of two blocks each nearly fill the 9; when they need a third, some must go."""
+    """Four requests of two blocks each nearly fill the 9, others wait; when those four need a
+    third, some must go."""
     replies = at_once(
-        [lambda n=n: completion(served, f"{n} " + "word " * 240, 24) for n in range(4)]
+        [lambda n=n: completion(served, f"{n} " + "word " * 248, 40) for n in range(6)]
     )
     preempted = sum(step.preempted for step in served.steps)
     assert preempted > 0

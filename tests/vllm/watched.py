@@ -41,6 +41,7 @@ class Watched:
         self.opened: list[RequestOpen] = []
         self.closed: list[RequestRecord] = []
         self.tallies: list[Tally] = []
+        self._reading = threading.Lock()  # a reader is for one thread
         self._readers: dict[int, RingReader] = {}
         self.read()
 
@@ -53,6 +54,10 @@ class Watched:
         return list(self._readers.values())
 
     def read(self) -> None:
+        with self._reading:
+            self._read()
+
+    def _read(self) -> None:
         for pid in (self.server.pid, *procfs.descendants(self.server.pid, procfs.parents())):
             for candidate in find_rings(pid):
                 if candidate.inode not in self._readers:
