@@ -80,6 +80,7 @@ __all__ = [  # and every metric by its name below
     "PROCESS_OPEN_FILES",
     "PROCESS_PAGING_FAULTS",
     "PROCESS_THREAD_COUNT",
+    "SERVED_METRICS",
     "SLO_METRICS",
     "SYSTEM_CPU_TIME",
     "Metric",

@@ -1,0 +1,1 @@
+"""A doctor for dashboards and rules: ours and other people's."""
