@@ -18,13 +18,27 @@ CUT = "…"
 # one before cannot go on, so that no text makes the search go back far.
 _EMAIL = re.compile(r"(?<![\w.%+-])[\w.%+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}")
 _URL_SECRET = re.compile(r"(?<=://)[^\s/@:]{0,128}:[^\s/@]{1,256}@")
-_BEARER = re.compile(r"\b(bearer|basic|token)([ \t]{1,4})([\w.~+/=-]{8,4096})", re.IGNORECASE)
-# A name that says it is a secret, then its value: header, option, JSON, environment variable.
+_BETWEEN = r"['\"]?[ \t]{0,4}[:=][ \t]{0,4}['\"]?"  # a name and its value
+_MASKED = r"\[secret"
+_NUMBER = r"\d{1,20}(?:\.\d{0,20})?(?!\w)"
+# The scheme stays, what follows it does not.
+_SCHEME = r"\w{1,20}[ \t]{1,4}"
+_AUTHORIZATION = re.compile(
+    rf"(authorization{_BETWEEN}(?!(?:{_SCHEME})?{_MASKED})(?:{_SCHEME})?)[^\s'\",;]{{1,4096}}",
+    re.IGNORECASE,
+)
+_BEARER = re.compile(r"\b(bearer[ \t]{1,4})[\w.~+/=-]{8,4096}", re.IGNORECASE)
+# A name that says it is a secret, then its value: header, JSON, environment variable. Tokens are
+# what a language model makes: a number after that word is no secret.
 _NAMED = re.compile(
-    r"((?:api|access|secret|private|auth)[_-]?(?:key|token)|authorization|passw(?:or)?d|passphrase"
-    r"|secret|(?<![a-z])token|x-api-key|cookie)"
-    r"(['\"]?[ \t]{0,4}[:=][ \t]{0,4}['\"]?|[ \t]{1,4}(?=\S{8}))"
-    r"(?!\[)([^\s'\",;&]{1,4096})",
+    r"((?:(?:api|access|secret|private|auth)[_-]?(?:key|token)|passw(?:or)?d|passphrase|secret"
+    rf"|cookie|(?<![a-z])token(?!{_BETWEEN}{_NUMBER})){_BETWEEN})"
+    rf"(?!{_MASKED})[^\s'\",;&]{{1,4096}}",
+    re.IGNORECASE,
+)
+_OPTION = re.compile(
+    r"(--[\w-]{0,32}(?:key|token|secret|password|passphrase)[ \t]{1,4})"
+    rf"(?!{_MASKED})[^\s'\",;]{{1,4096}}",
     re.IGNORECASE,
 )
 # The beginnings that issuers gave their keys so that they can be found, and JSON Web Tokens.
@@ -48,8 +62,8 @@ def mask(text: str) -> str:
     if len(text) > MAX_CHARS:
         text = _cut(text)
     text = _URL_SECRET.sub("[secret]@", text)
-    text = _BEARER.sub(r"\1\2[secret]", text)
-    text = _NAMED.sub(_named, text)
+    for names_it in (_AUTHORIZATION, _BEARER, _NAMED, _OPTION):
+        text = names_it.sub(r"\1[secret]", text)
     text = _KEY.sub("[secret]", text)
     if "@" in text:
         text = _EMAIL.sub("[email]", text)
@@ -65,13 +79,6 @@ def _cut(text: str) -> str:
     end = MAX_CHARS - len(CUT)
     space = text.rfind(" ", end - 512, end)
     return text[: space if space > 0 else end] + CUT
-
-
-def _named(found: re.Match[str]) -> str:
-    name, between, value = found.groups()
-    if value.lower() in ("bearer", "basic", "token"):
-        return found[0]  # what comes after it is masked already
-    return f"{name}{between}[secret]"
 
 
 def _address(found: re.Match[str]) -> str:
