@@ -38,9 +38,12 @@ class Aggregate:
         sampler: Sampler,
         resource: Mapping[str, str],
         slo: SloFigures | None = None,
+        *,
+        exponential: bool = False,
     ) -> None:
         """`limits` become bounds of the histograms; only what `sampler` keeps is an exemplar.
-        `resource`: attributes that people set, see resource.py. `slo`: of objectives, if any."""
+        `resource`: attributes that people set, see resource.py. `slo`: of objectives, if any.
+        `exponential`: histograms are kept as exponential ones too."""
         self._slo = slo
         self._limits = limits
         self._resource = resource
@@ -50,7 +53,8 @@ class Aggregate:
                 catalog.TIME_TO_FIRST_TOKEN.name: limits.bounds_s("ttft"),
                 catalog.TIME_PER_OUTPUT_TOKEN.name: limits.bounds_s("tpot"),
                 catalog.REQUEST_DURATION.name: limits.bounds_s("e2e"),
-            }
+            },
+            exponential=exponential,
         )
         self._target: Target | None = None
         self._models: set[str] = set()

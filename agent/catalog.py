@@ -314,6 +314,12 @@ SAMPLES_UNKNOWN = Metric(
     "{sample}",
     "Samples whose name or attributes are not in the catalogue, left out.",
 )
+SERIES_OVERFLOWED = Metric(
+    "dsagent.series.overflowed",
+    "counter",
+    "{update}",
+    "Updates that found the budget of series used up: they are in ~other, gauges are left out.",
+)
 CLOCK_ERROR = Metric(
     "dsagent.clock.error", "gauge", "s", "Bound on the error between monotonic and wall clock."
 )
@@ -438,6 +444,7 @@ AGENT_METRICS = (
     UNCOUNTED_LOSSES,
     EVENTS,
     SAMPLES_UNKNOWN,
+    SERIES_OVERFLOWED,
     CLOCK_ERROR,
     AGENT_CPU,
     AGENT_PSS,

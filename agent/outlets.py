@@ -135,6 +135,7 @@ def make_sinks(options: OutletOptions, target: Target) -> list[Sink]:
                 step_spans=options.step_spans,
                 queue=queue,
                 masked=options.masked,
+                slo=figures,
             )
         )
         if (options.otlp_receive or options.otlp_receive_grpc) and config.traces is not None:

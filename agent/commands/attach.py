@@ -141,6 +141,7 @@ def attach(
       dsagent attach 4242 --instrument inject
     """
     from dsagent.agent import settings, terminal
+    from dsagent.agent.cardinality import MAX_SERIES, estimate
     from dsagent.agent.feeds import DISPENSABLE
     from dsagent.agent.normal_keeper import NormalKeeper
     from dsagent.agent.outlets import OutletOptions, make_receiver, make_sinks
@@ -184,13 +185,19 @@ def attach(
         for source in session.sources():
             if source.state != "ok":
                 progress.say(f"without {source.name}: {source.reason}")
+        if {"prometheus", "otlp"} & {sink.name for sink in sinks}:
+            expected = estimate(len(target.gpu_uuids), has_slo=slo is not None)
+            progress.say(
+                f"metrics: about {expected} time series, at most {MAX_SERIES}, beyond that ~other"
+            )
         progress.say(
             f"attached to {target.comm} (pid {target.pid}), engine {target.engine}; Ctrl-C ends it"
         )
 
+    sinks = make_sinks(options, target)
     session = Session(
         target,
-        make_sinks(options, target),
+        sinks,
         receiver=make_receiver(options),
         duration_s=duration,
         max_overhead_ratio=max_overhead_ratio,

@@ -29,6 +29,7 @@ from dsagent.agent.sinks.otlp_delivery import Delivery, QueueOptions
 from dsagent.agent.sinks.otlp_encode import items_body, log_message, metrics_request, span_message
 from dsagent.agent.sinks.outbox import Body, Outbox, Pulse
 from dsagent.agent.slo import Limits
+from dsagent.agent.slo_metrics import SloFigures
 from dsagent.instrumentation import names
 from dsagent.instrumentation.spans import Span, StepSpans, request_spans
 
@@ -51,16 +52,20 @@ class OtlpSink:
         step_spans: StepSpans = "worst",
         queue: QueueOptions | None = None,
         masked: bool = True,
+        slo: SloFigures | None = None,
     ) -> None:
         """`sampler`: the one that decides for all sinks; `resource`: resource_overrides();
         `queue`: on disk, where people want one; `masked`: free text that others wrote is freed of
-        what looks like personal data (masking.py)."""
+        what looks like personal data (masking.py); `slo`: figures of objectives, if any."""
         self._limits = limits
         self._sampler = sampler or Sampler()
         self._overrides = dict(resource or {})
         self._step_spans: StepSpans = step_spans
         self._mask: Callable[[str], str] = mask if masked else str
-        self._aggregate = Aggregate(limits, self._sampler, self._overrides)
+        is_exponential = config.histograms == "base2_exponential_bucket_histogram"
+        self._aggregate = Aggregate(
+            limits, self._sampler, self._overrides, slo, exponential=is_exponential
+        )
         self._held = HeldSteps()
         self._given_up = 0  # of the steps held, as told to the ledger
         self._lines = LogLines(masked=masked)

@@ -5,7 +5,7 @@ memory holds bytes, not objects, and no item is encoded twice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from dsagent.agent.catalog import TARGET_INFO
+from dsagent.agent.exponential import ExponentialPoint
 from dsagent.agent.facts import ClockAnchor
 from dsagent.agent.log_lines import SEVERITY_TEXT, LogLine
 from dsagent.agent.series import Exemplar, Family, HistogramPoint, NumberPoint
@@ -104,20 +105,22 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def metrics_request(
-    families: Iterable[Family],
+    families: Sequence[Family],
     resource: Mapping[str, str | int],
     start_unix_ns: int,
     now_unix_ns: int,
 ) -> tuple[ExportMetricsServiceRequest, int]:
-    """The request and the number of points in it."""
+    """The request and the number of points in it. Histograms that are kept as exponential ones
+    too go out as these."""
     metrics = [
         _metric(family, start_unix_ns, now_unix_ns)
         for family in families
         if family.metric is not TARGET_INFO  # the resource says the same
     ]
     points = sum(
-        len(m.sum.data_points) + len(m.gauge.data_points) + len(m.histogram.data_points)
-        for m in metrics
+        len(family.numbers) + len(family.histograms)
+        for family in families
+        if family.metric is not TARGET_INFO
     )
     scope_metrics = metrics_pb2.ScopeMetrics(scope=_scope(), metrics=metrics)
     request = ExportMetricsServiceRequest(
@@ -140,6 +143,17 @@ def _metric(family: Family, start_unix_ns: int, now_unix_ns: int) -> metrics_pb2
         )
     elif metric.kind == "gauge":
         message.gauge.CopyFrom(metrics_pb2.Gauge(data_points=numbers))
+    elif any(point.exponential is not None for point in family.histograms):
+        message.exponential_histogram.CopyFrom(
+            metrics_pb2.ExponentialHistogram(
+                data_points=[
+                    _exponential(point, point.exponential, start_unix_ns, now_unix_ns)
+                    for point in family.histograms
+                    if point.exponential is not None
+                ],
+                aggregation_temporality=_CUMULATIVE,
+            )
+        )
     else:
         points = [_histogram(point, start_unix_ns, now_unix_ns) for point in family.histograms]
         message.histogram.CopyFrom(
@@ -170,6 +184,27 @@ def _histogram(
         sum=point.sum,
         bucket_counts=point.counts,
         explicit_bounds=point.bounds,
+        exemplars=[_exemplar(e) for e in point.exemplars if e is not None],
+    )
+    _fill(message.attributes, dict(point.labels))
+    return message
+
+
+def _exponential(
+    point: HistogramPoint, exponential: ExponentialPoint, start_unix_ns: int, now_unix_ns: int
+) -> metrics_pb2.ExponentialHistogramDataPoint:
+    message = metrics_pb2.ExponentialHistogramDataPoint(
+        start_time_unix_nano=start_unix_ns,
+        time_unix_nano=now_unix_ns,
+        count=sum(point.counts),
+        sum=point.sum,
+        scale=exponential.scale,
+        zero_count=exponential.zero_count,
+        positive=metrics_pb2.ExponentialHistogramDataPoint.Buckets(
+            offset=exponential.offset, bucket_counts=exponential.counts
+        ),
+        min=exponential.min,
+        max=exponential.max,
         exemplars=[_exemplar(e) for e in point.exemplars if e is not None],
     )
     _fill(message.attributes, dict(point.labels))

@@ -88,6 +88,30 @@ def test_all_three_signals_over_grpc() -> None:
     }
 
 
+def test_exponential_histograms_where_they_are_asked_for() -> None:
+    with grpc_back_end() as received:
+        environ = {
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+            "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION": (
+                "base2_exponential_bucket_histogram"
+            ),
+        }
+        sink = sink_to(f"http://127.0.0.1:{received.port}", environ)
+        sink.start()
+        sink.take(FULL)
+        sink.stop(20.0)
+    assert adds_up(sink.status())
+    assert sink.status().acknowledged == sink.status().made
+    assert not [metric.name for metric in received.metrics if metric.HasField("histogram")]
+    ttft = next(m for m in received.metrics if m.name == "gen_ai.server.time_to_first_token")
+    (point,) = ttft.exponential_histogram.data_points
+    assert (point.count, point.sum, point.min, point.max) == (1, 0.3, 0.3, 0.3)
+    assert list(point.positive.bucket_counts) == [1]
+    base = 2 ** (2.0**-point.scale)
+    assert base**point.positive.offset < 0.3 <= base ** (point.positive.offset + 1)
+    assert [e.trace_id for e in point.exemplars] == [record("kept").trace_id.to_bytes(16, "big")]
+
+
 def retry_info(seconds: float) -> tuple[tuple[str, bytes], ...]:
     info = RetryInfo()
     info.retry_delay.FromNanoseconds(round(seconds * 1e9))
