@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -96,7 +97,7 @@ def _put(text: str) -> None:
         _fail(f"cannot write the result: {error.strerror}", FINDINGS)
 
 
-def _as_json(document: dict[str, object]) -> str:
+def _as_json(document: Mapping[str, object]) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False)
 
 

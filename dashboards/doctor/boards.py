@@ -133,12 +133,15 @@ class Board:
         kind, uid = "prometheus", source
         if isinstance(source, dict):
             kind, uid = str(source.get("type") or "prometheus"), source.get("uid")
+        if uid is not None and not isinstance(uid, str):
+            self._named[f"what names a data source is no text: {one_line(uid, 60)}"] += 1
+            return kind == "prometheus"
         if uid in _BUILT_IN or kind in ("datasource", "grafana", "__expr__"):
             return False
         if uid is None:
             self._named[f"the data source has a type and no uid: {one_line(kind)}"] += 1
             return kind == "prometheus"
-        found = _VARIABLE.match(uid) if isinstance(uid, str) else None
+        found = _VARIABLE.match(uid)
         if found is None:
             what = "uid" if isinstance(source, dict) else "name"
             self._named[

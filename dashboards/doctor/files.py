@@ -9,6 +9,7 @@ from typing import Any
 from dsagent.dashboards.doctor.findings import InputError, one_line
 
 MOST_BYTES = 16 << 20
+MOST_YAML_DEPTH = 64  # the time to parse grows with its square
 ENDINGS = (".json", ".yaml", ".yml")
 
 
@@ -56,10 +57,17 @@ def _text(path: Path) -> str:
 def _yaml(text: str) -> Any:
     import yaml
 
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    depth = 0
     try:
-        # An alias may stand for itself, or for a billion copies: rules need none.
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise InputError("it has YAML aliases, which rules need not")
-        return yaml.safe_load(text)
+        for event in yaml.parse(text, loader):
+            # An alias may stand for itself, or for a billion copies: rules need none.
+            if isinstance(event, yaml.AliasEvent):
+                raise InputError("it has YAML aliases, which rules need not")
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > MOST_YAML_DEPTH:
+                raise InputError("it nests too deeply")
+        return yaml.load(text, loader)
     except yaml.YAMLError as error:
         raise InputError(f"it is not YAML: {one_line(error)}") from error
