@@ -28,13 +28,15 @@ class LazyRing:
                 self._writer = self._make()
             except OSError as error:
                 _ring_log.warning("no step ring (%s): an agent will not see this engine", error)
-        return self._writer if self._writer is None or self._writer.is_on else None
+        writer = self._writer  # another thread may close it meanwhile
+        return writer if writer is None or writer.is_on else None
 
     def count_failure(self) -> None:
         """Something went wrong in what feeds it, and was kept from the engine."""
         self.failures += 1
-        if self._writer is not None:
-            self._writer.count_failure()
+        writer = self._writer
+        if writer is not None:
+            writer.count_failure()
 
     def close(self) -> None:
         if self._writer is not None:

@@ -253,12 +253,16 @@ class RingWriter:
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= FAILURES_IN_A_ROW:
             self._on = False
-        if self._memory is None:
+        memory = self._memory
+        if memory is None:
             return  # a fork that got no memory file has nowhere to count
-        words = self._memory.words
-        words[_FAILURES] += 1
-        words[_UNWRITTEN] += 1
-        words[layout.SWITCHED_OFF_AT // 8] = not self._on
+        try:
+            words = memory.words
+            words[_FAILURES] += 1
+            words[_UNWRITTEN] += 1
+            words[layout.SWITCHED_OFF_AT // 8] = not self._on
+        except ValueError:
+            return  # closed by another thread meanwhile: nowhere to count
 
     def step_started(self, step_id: int, start_ns: int) -> None:
         """Say which step runs. The start is 0 in between, so that a reader of both knows."""
@@ -298,11 +302,11 @@ class RingWriter:
         if self._closed:
             return
         self._closed = True
-        if self._memory is not None:
-            self._memory.words[_RUNNING_STEP] = 0
-            self._memory.words[layout.CLOSED_AT // 8] = time.monotonic_ns()
-            self._memory.close()
-            self._memory = None
+        memory, self._memory = self._memory, None  # a thread that writes now finds none
+        if memory is not None:
+            memory.words[_RUNNING_STEP] = 0
+            memory.words[layout.CLOSED_AT // 8] = time.monotonic_ns()
+            memory.close()
 
     def _forget(self) -> None:
         """In a forked child: the ring is the parent's."""

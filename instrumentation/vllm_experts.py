@@ -72,7 +72,10 @@ class ExpertWatch:
             if is_compiling():
                 return chosen
             layer = layers.get(id(router))
-            if layer is not None and layer.skip:
+            if layer is None:
+                if self._failures == _MOST_FAILURES:
+                    return chosen  # one that cannot be known would be tried in each pass
+            elif layer.skip:
                 layer.skip -= 1
                 return chosen
             try:

@@ -38,7 +38,7 @@ class Patches:
         self._looking: set[str] = set()
         self._done: list[tuple[type, str, AnyFunction, AnyFunction]] = []
         self.installed: list[str] = []
-        self.missing: list[str] = []  # the module is there, the method is not
+        self.missing: list[str] = []  # the module is there, the method is not, or will not be
 
     def install(self) -> None:
         sys.meta_path.insert(0, self)
@@ -77,7 +77,8 @@ class Patches:
             def exec_module(module: ModuleType) -> None:
                 del loader.exec_module
                 load(module)
-                self._patch(module)
+                if fullname in self._wanted:  # not taken out meanwhile
+                    self._patch(module)
 
             try:
                 loader.exec_module = exec_module
@@ -86,16 +87,24 @@ class Patches:
         return spec
 
     def _patch(self, module: ModuleType) -> None:
+        """Runs within another's import, which must not fail by our doing."""
         for hook in self._hooks:
             if hook.module != module.__name__:
                 continue
             label = f"{hook.module}.{hook.owner}.{hook.name}"
-            owner = getattr(module, hook.owner, None)
-            original = None if owner is None else owner.__dict__.get(hook.name)
-            if owner is None or not callable(original) or label in self.installed:
-                self.missing.append(label)
-                continue
-            stand_in = functools.wraps(original)(hook.wrap(original))
-            setattr(owner, hook.name, stand_in)
-            self._done.append((owner, hook.name, original, stand_in))
-            self.installed.append(label)
+            try:
+                done = label not in self.installed and self._replace(module, hook)
+            except Exception:  # noqa: BLE001  vLLM goes on without this hook
+                _patch_log.exception("%s: not hooked", label)
+                done = False
+            (self.installed if done else self.missing).append(label)
+
+    def _replace(self, module: ModuleType, hook: Hook) -> bool:
+        owner = getattr(module, hook.owner, None)
+        original = None if owner is None else owner.__dict__.get(hook.name)
+        if owner is None or not callable(original):
+            return False
+        stand_in = functools.wraps(original)(hook.wrap(original))
+        setattr(owner, hook.name, stand_in)
+        self._done.append((owner, hook.name, original, stand_in))
+        return True

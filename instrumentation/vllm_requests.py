@@ -154,8 +154,8 @@ class RequestWatch:
                 await original(app, scope, receive, told_send)
             finally:
                 try:
-                    self._call.reset(token)
                     self._call_ends(call)
+                    self._call.reset(token)
                 except Exception:  # noqa: BLE001  vLLM must not see it; it is counted
                     self.ring.count_failure()
 
@@ -173,22 +173,25 @@ class RequestWatch:
             try:
                 return await original(client, *args, **kwargs)
             finally:
-                queued_ns = monotonic_ns()
-                for life in call.lives:
-                    if life.queued_ns is None:
-                        life.queued_ns = queued_ns
-                if token is not None:
-                    self._call.reset(token)
+                try:
+                    queued_ns = monotonic_ns()
+                    for life in call.lives:
+                        if life.queued_ns is None:
+                            life.queued_ns = queued_ns
+                    if token is not None:
+                        self._call.reset(token)  # not in who closes it in another context
+                except Exception:  # noqa: BLE001  vLLM must not see it; it is counted
+                    self.ring.count_failure()
 
         return add_request
 
     def wrap_register(self, original: AnyFunction) -> AnyFunction:
         """OutputProcessor.add_request: the prompt is tokens, and the engine's id is known."""
 
-        def add_request(processor: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(processor, request, *args, **kwargs)
+        def add_request(processor: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(processor, *args, **kwargs)
             try:
-                self._opened(request)
+                self._opened(args[0] if args else kwargs["request"])
             except Exception:  # noqa: BLE001  vLLM must not see it; it is counted
                 self.ring.count_failure()
             return result
@@ -196,10 +199,11 @@ class RequestWatch:
         return add_request
 
     def wrap_outputs(self, original: AnyFunction) -> AnyFunction:
-        def process_outputs(processor: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(processor, outputs, *args, **kwargs)
+        def process_outputs(processor: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(processor, *args, **kwargs)
             try:
-                seconds = args[0] if args else kwargs.get("engine_core_timestamp")
+                outputs = args[0] if args else kwargs["engine_core_outputs"]
+                seconds = args[1] if len(args) > 1 else kwargs.get("engine_core_timestamp")
                 now_ns = monotonic_ns()
                 moment_ns = round((seconds or 0) * 1e9)
                 if not now_ns - _MOST_UNDERWAY_NS <= moment_ns <= now_ns:

@@ -74,17 +74,13 @@ class SchedulerWatch:
         return schedule
 
     def wrap_update(self, original: AnyFunction) -> AnyFunction:
-        def update_from_output(
-            scheduler: Any,
-            scheduler_output: Any,
-            model_runner_output: Any,
-            *args: Any,
-            **kwargs: Any,
-        ) -> Any:
+        def update_from_output(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
             begun_ns = monotonic_ns()
-            result = original(scheduler, scheduler_output, model_runner_output, *args, **kwargs)
+            result = original(scheduler, *args, **kwargs)
             try:
-                self._finished(scheduler_output, model_runner_output, result, begun_ns)
+                scheduled = args[0] if args else kwargs["scheduler_output"]
+                computed = args[1] if len(args) > 1 else kwargs["model_runner_output"]
+                self._finished(scheduled, computed, result, begun_ns)
             except Exception:  # noqa: BLE001  vLLM must not see it; it is counted
                 self.ring.count_failure()
             return result

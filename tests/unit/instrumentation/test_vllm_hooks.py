@@ -6,6 +6,7 @@ tests/vllm does the same with the real classes and real servers.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import pickle
 import sys
@@ -283,6 +284,17 @@ def test_what_we_get_wrong_is_counted_and_what_vllm_raises_is_its_own(
 
     with pytest.raises(VllmError):
         watch.wrap_schedule(fails)(engine)
+
+
+def test_whoever_calls_by_other_names_is_answered_all_the_same(
+    watch: SchedulerWatch, requests: RequestWatch
+) -> None:
+    def answers(_self: Any, *, outputs: int, of: int) -> int:
+        return outputs + of
+
+    for wrap in (watch.wrap_update, requests.wrap_outputs, requests.wrap_register):
+        assert wrap(answers)(object(), outputs=1, of=2) == 3
+    assert (watch.ring.failures, requests.ring.failures) == (1, 2)
 
 
 # --- ranks -------------------------------------------------------------------
@@ -578,6 +590,23 @@ def test_a_pipelined_call_is_a_call_of_its_own(requests: RequestWatch, read: Any
     assert second.trace_id != TRACE_ID
 
 
+def test_a_call_that_is_closed_in_another_context_ends_as_it_would(
+    requests: RequestWatch, read: Any
+) -> None:
+    async def waits(_client: Any) -> None:
+        requests._opened(engine_request("given-up"))
+        await asyncio.sleep(3600)
+
+    async def begun() -> Any:
+        coroutine = requests.wrap_add(waits)(object())
+        coroutine.send(None)
+        return coroutine
+
+    # As the garbage collector does it: whatever context it runs in.
+    asyncio.run(begun()).close()
+    assert requests.ring.failures == 1
+
+
 def test_without_http_a_request_ends_with_its_last_output(
     requests: RequestWatch, read: Any
 ) -> None:
@@ -636,6 +665,31 @@ def test_a_method_is_replaced_and_put_back(module: str, loaded: bool) -> None:
     assert hookable.Thing.__dict__["method"] is stand_in.__wrapped__
     assert hookable.Thing().method(4) == 4
     assert sys.meta_path == finders
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_hook_that_fails_does_not_fail_the_import(module: str, loaded: bool) -> None:
+    def fails(_original: Callable[..., Any]) -> Callable[..., Any]:
+        raise KeyError("torch")
+
+    if loaded:
+        __import__(module)
+    patches = Patches([Hook(module, "Thing", "method", fails)])
+    patches.install()
+    assert __import__(module).Thing().method(4) == 4
+    patches.remove()
+    assert (patches.installed, patches.missing) == ([], ["hookable.Thing.method"])
+
+
+def test_what_is_loaded_after_the_removal_is_left_alone(module: str) -> None:
+    patches = Patches([Hook(module, "Thing", "method", doubled)])
+    patches.install()
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.loader is not None
+    hookable = importlib.util.module_from_spec(spec)
+    patches.remove()
+    spec.loader.exec_module(hookable)
+    assert hookable.Thing().method(4) == 4
 
 
 def test_who_wrapped_ours_keeps_his(module: str) -> None:

@@ -173,6 +173,25 @@ def test_what_fails_in_the_watch_never_reaches_the_engine(
         model.watch.wrap_select(refuses)(model.layers[0].router)
 
 
+def test_a_router_that_cannot_be_known_is_not_tried_for_ever(
+    ring: tuple[LazyRing, Read], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lazy, _ = ring
+    model = Model(lazy, monkeypatch)
+    asked = []
+
+    class Unknown(Router):
+        @property
+        def global_num_experts(self) -> None:  # type: ignore[override]
+            asked.append(self)
+
+    monkeypatch.setattr(model.layers[0], "router", Unknown.__new__(Unknown))
+    ids = torch.zeros((4, 2), dtype=torch.int32)
+    for _ in range(100):
+        assert model.layers[0].forward(ids)[1] is ids
+    assert len(asked) == lazy.failures < FAILURES_IN_A_ROW
+
+
 def test_nothing_of_it_is_in_what_is_compiled(
     ring: tuple[LazyRing, Read], monkeypatch: pytest.MonkeyPatch
 ) -> None:
