@@ -14,6 +14,7 @@ from dsagent.agent.sources.otlp_receiver.wire import BadBodyError
 
 MAX_BODY_BYTES = 4 << 20  # as it comes
 MAX_PLAIN_BYTES = 8 << 20  # once decompressed
+MAX_MEMBERS = 16  # of a gzip file: each costs a copy of all that follow
 MAX_WAITING_BYTES = 16 << 20  # bodies to be passed on
 MAX_WAITING_SPANS = 4096
 
@@ -94,7 +95,7 @@ class Inbox:
 def gunzip(body: bytes) -> bytes:
     """Raises BadBodyError for what is not gzip, breaks off, or grows beyond MAX_PLAIN_BYTES."""
     plain = bytearray()
-    while body:  # a file of gzip may be several, one after the other
+    for _ in range(MAX_MEMBERS):  # a file of gzip may be several, one after the other
         one = zlib.decompressobj(_GZIP)
         try:
             plain += one.decompress(body, MAX_PLAIN_BYTES + 1 - len(plain))
@@ -105,7 +106,9 @@ def gunzip(body: bytes) -> bytes:
         if not one.eof:
             raise BadBodyError("the gzip stream breaks off")
         body = one.unused_data
-    return bytes(plain)
+        if not body:
+            return bytes(plain)
+    raise BadBodyError(f"more than {MAX_MEMBERS} gzip streams in one")
 
 
 class TooLargeError(BadBodyError):

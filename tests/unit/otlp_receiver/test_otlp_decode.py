@@ -17,6 +17,7 @@ from dsagent.agent.facts import EngineSpan
 from dsagent.agent.sources.otlp_receiver import decode as decoding
 from dsagent.agent.sources.otlp_receiver.decode import FIGURES, REQUEST_ID, decode
 from dsagent.agent.sources.otlp_receiver.inbox import (
+    MAX_MEMBERS,
     MAX_PLAIN_BYTES,
     MAX_WAITING_SPANS,
     Inbox,
@@ -188,6 +189,9 @@ def test_what_is_no_message_is_told(body: bytes, why: str) -> None:
 
 def test_gzip_is_taken_in_one_piece_or_several_and_bombs_are_not() -> None:
     assert gunzip(gzip.compress(b"one") + gzip.compress(b"two")) == b"onetwo"
+    assert gunzip(gzip.compress(b"x") * MAX_MEMBERS) == b"x" * MAX_MEMBERS
+    with pytest.raises(BadBodyError, match="more than 16 gzip streams"):
+        gunzip(gzip.compress(b"") * (MAX_MEMBERS + 1))
     with pytest.raises(TooLargeError):
         gunzip(gzip.compress(bytes(MAX_PLAIN_BYTES + 1)))
     with pytest.raises(TooLargeError):
