@@ -94,6 +94,9 @@ class Budget:
             if predicted > HEADROOM_RATIO * self._max_ratio:
                 self._calm = 0
                 return None
+        elif window.ratio > self._max_ratio:  # whatever it is that costs, it is not less of it
+            self._calm = 0
+            return None
         self._calm += 1
         if self._calm < self._needed:
             return None

@@ -142,3 +142,15 @@ def test_one_that_lasted_does_not() -> None:
         machine.window(2000)
     machine.until("step down", 8000)
     assert machine.until("step up", 2000) == CALM_WINDOWS
+
+
+def test_what_costs_too_much_without_the_kernel_source_is_not_looked_at_more_often() -> None:
+    """It never ran, so there is nothing to switch: only how often we look can give."""
+    budget = Budget(MAX, "default")
+    dear = Window(0.02, 0.0, 0.02, 0.0, 1000)
+    actions = [budget.judge(dear, runs=False).action for _ in range(3 * CALM_WINDOWS)]
+    assert actions[:2] == ["look more rarely", "say so"]
+    assert set(actions[2:]) == {"look more rarely"}
+    cheap = Window(0.001, 0.0, 0.001, 0.0, 1000)
+    actions = [budget.judge(cheap, runs=False).action for _ in range(CALM_WINDOWS)]
+    assert actions == ["go on"] * (CALM_WINDOWS - 1) + ["relax"]
