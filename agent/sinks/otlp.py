@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from dsagent.agent.account import Account
 from dsagent.agent.aggregate import UNATTRIBUTED, Aggregate, provider
@@ -26,15 +26,13 @@ from dsagent.agent.sinks.delivery_ledger import DeliveryLedger, summed
 from dsagent.agent.sinks.held_steps import HeldSteps
 from dsagent.agent.sinks.otlp_config import OtlpConfig
 from dsagent.agent.sinks.otlp_delivery import Delivery, QueueOptions
-from dsagent.agent.sinks.otlp_encode import items_body, log_message, metrics_request, span_message
+from dsagent.agent.sinks.otlp_encode import items_body, log_message, metrics_request
+from dsagent.agent.sinks.otlp_span import span_bytes
 from dsagent.agent.sinks.outbox import Body, Outbox, Pulse
 from dsagent.agent.slo import Limits
 from dsagent.agent.slo_metrics import SloFigures
 from dsagent.instrumentation import names
 from dsagent.instrumentation.spans import Span, StepSpans, request_spans
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
 
 T = TypeVar("T")
 
@@ -165,14 +163,16 @@ class OtlpSink:
                 lines.append(line)
         if lines:
             made = _serialised(
-                lines, lambda line: log_message(line, batch.anchor, batch.now_ns), ledger
+                lines,
+                lambda line: log_message(line, batch.anchor, batch.now_ns).SerializeToString(),
+                ledger,
             )
             _put(self._logs, made, ledger)
 
     def _enqueue(self, spans: Sequence[Span], anchor: ClockAnchor) -> None:
         if spans and self._traces_way is not None:
             ledger = self._traces_way.ledger
-            made = _serialised(spans, lambda span: span_message(span, anchor), ledger)
+            made = _serialised(spans, lambda span: span_bytes(span, anchor), ledger)
             _put(self._spans, made, ledger)
 
     def _tell_given_up(self, ledger: DeliveryLedger) -> None:
@@ -198,14 +198,14 @@ class OtlpSink:
 
 
 def _serialised(
-    items: Sequence[T], encode: Callable[[T], Message], ledger: DeliveryLedger
+    items: Sequence[T], encode: Callable[[T], bytes], ledger: DeliveryLedger
 ) -> list[bytes]:
     """Those that OTLP can hold; all count as made."""
     ledger.made(len(items))
     made = []
     for item in items:
         try:
-            made.append(encode(item).SerializeToString())
+            made.append(encode(item))
         except (ValueError, OverflowError) as error:  # numbers another process made up
             ledger.dropped(1, "cannot_encode", f"something that OTLP cannot hold: {error}")
     return made

@@ -1,7 +1,8 @@
-"""Spans, metrics and log lines as OTLP messages. Times become wall-clock times here.
+"""Metrics and log lines as OTLP messages, and bodies to post. Times become wall-clock times here.
 
-Spans and log lines are serialised one by one, as they come; a body is then only put together:
-memory holds bytes, not objects, and no item is encoded twice."""
+Spans (otlp_span.py) and log lines are serialised one by one, as they come; a body is then only put
+together: memory holds bytes, not objects, and no item is encoded twice.
+"""
 
 from __future__ import annotations
 
@@ -16,53 +17,23 @@ from opentelemetry.proto.common.v1 import common_pb2
 from opentelemetry.proto.logs.v1 import logs_pb2
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 from opentelemetry.proto.resource.v1 import resource_pb2
-from opentelemetry.proto.trace.v1 import trace_pb2
 
 from dsagent.agent.catalog import TARGET_INFO
 from dsagent.agent.exponential import ExponentialPoint
 from dsagent.agent.facts import ClockAnchor
 from dsagent.agent.log_lines import SEVERITY_TEXT, LogLine
 from dsagent.agent.series import Exemplar, Family, HistogramPoint, NumberPoint
+from dsagent.agent.sinks.otlp_wire import MAX_STRING_CHARS, clean_text, field
 from dsagent.instrumentation import names
-from dsagent.instrumentation.spans import Link, Span, Value
+from dsagent.instrumentation.spans import Value
 
 if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
-MAX_STRING_CHARS = 1024
 MAX_BODY_CHARS = 4096  # of a log line
 
-_KINDS = {
-    "SERVER": trace_pb2.Span.SPAN_KIND_SERVER,
-    "INTERNAL": trace_pb2.Span.SPAN_KIND_INTERNAL,
-}
 _SAMPLED = 0x01
-_REMOTE_KNOWN = trace_pb2.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
-_REMOTE = trace_pb2.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 _CUMULATIVE = metrics_pb2.AGGREGATION_TEMPORALITY_CUMULATIVE
-
-
-def span_message(span: Span, anchor: ClockAnchor) -> trace_pb2.Span:
-    """One finished span."""
-    parent = span.parent_span_id
-    is_parent_remote = span.kind == "SERVER" and parent is not None
-    message = trace_pb2.Span(
-        trace_id=span.trace_id.to_bytes(16, "big"),
-        span_id=span.span_id.to_bytes(8, "big"),
-        parent_span_id=b"" if parent is None else parent.to_bytes(8, "big"),
-        flags=_SAMPLED | _REMOTE_KNOWN | (_REMOTE if is_parent_remote else 0),
-        name=_text(span.name),
-        kind=_KINDS[span.kind],
-        start_time_unix_nano=anchor.unix(span.start_ns),
-        end_time_unix_nano=anchor.unix(span.end_ns),
-    )
-    _fill(message.attributes, span.attributes)
-    for link in span.links:
-        _add_link(message, link)
-    if span.error is not None:
-        message.status.code = trace_pb2.Status.STATUS_CODE_ERROR
-        message.status.message = _text(span.error)
-    return message
 
 
 def log_message(line: LogLine, anchor: ClockAnchor, observed_ns: int) -> logs_pb2.LogRecord:
@@ -87,21 +58,10 @@ def log_message(line: LogLine, anchor: ClockAnchor, observed_ns: int) -> logs_pb
 def items_body(items: Iterable[bytes], resource: Mapping[str, str | int]) -> bytes:
     """An ExportTraceServiceRequest of serialised spans, or an ExportLogsServiceRequest of
     serialised log records: their fields have the same numbers."""
-    of_scope = _field(1, _scope().SerializeToString())
-    of_scope += b"".join([_field(2, item) for item in items])
-    of_resource = _field(1, _resource(resource).SerializeToString()) + _field(2, of_scope)
-    return _field(1, of_resource)
-
-
-def _field(number: int, content: bytes) -> bytes:
-    """A message's field that holds a message, in protobuf's wire format."""
-    length = len(content)
-    head = bytearray((number << 3 | 2,))
-    while length > 0x7F:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    head.append(length)
-    return bytes(head) + content
+    of_scope = field(1, _scope().SerializeToString())
+    of_scope += b"".join([field(2, item) for item in items])
+    of_resource = field(1, _resource(resource).SerializeToString()) + field(2, of_scope)
+    return field(1, of_resource)
 
 
 def metrics_request(
@@ -220,15 +180,6 @@ def _exemplar(exemplar: Exemplar) -> metrics_pb2.Exemplar:
     )
 
 
-def _add_link(message: trace_pb2.Span, link: Link) -> None:
-    added = message.links.add(
-        trace_id=link.trace_id.to_bytes(16, "big"),
-        span_id=link.span_id.to_bytes(8, "big"),
-        flags=_SAMPLED | _REMOTE_KNOWN,
-    )
-    _fill(added.attributes, link.attributes)
-
-
 def _scope() -> common_pb2.InstrumentationScope:
     return common_pb2.InstrumentationScope(name=names.SCOPE, version=version("dsagent"))
 
@@ -263,5 +214,4 @@ def _set(target: common_pb2.AnyValue, value: Value) -> None:
 
 
 def _text(text: str, max_chars: int = MAX_STRING_CHARS) -> str:
-    """Fit for protobuf, which refuses lone surrogates; bounded."""
-    return text[:max_chars].encode("utf-8", "replace").decode()
+    return clean_text(text, max_chars).decode()
