@@ -48,6 +48,10 @@ def generated() -> dict[str, str]:
 def _text(board: Dashboard) -> str:
     for number, panel in enumerate(board.panels or (), 1):
         panel.id_val = number
+    for variable in (board.templating and board.templating.list_val) or ():
+        variable.auto = variable.auto_min = variable.auto_count = (
+            None  # of intervals only: Grafana's own types refuse it elsewhere
+        )
     return json.dumps(board, cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
 
 

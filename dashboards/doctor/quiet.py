@@ -45,6 +45,6 @@ def excuse(series: str, known: Known) -> str | None:
         if metric in metrics:
             state = states.get(source)
             if state is None:
-                return f"the agent was started without the source {source}"
+                return f"the agent has no source {source} here"
             return reason or None if state == "ok" else f"the source {source} is {state}"
     return None
