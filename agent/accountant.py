@@ -300,9 +300,16 @@ class Accountant:
             return False
         if record.first_scheduled_ns is None or record.finished_ns is None:
             return record.queued_ns is None
-        if any(e.ends and e.ends[-1] >= record.finished_ns for e in self._engines.values()):
+        engines = self._engines.values()
+        if engines and all(_reaches(engine, record.finished_ns) for engine in engines):
             return True
-        return last_output_ns(record, self._pieces_of(record)[1]) is not None
+        # Of several engines only the one that served it knows whether all its steps are there.
+        engine, pieces = self._pieces_of(record)
+        if _reaches(engine, record.finished_ns) and any(
+            record.request_key in piece.shares for piece in pieces
+        ):
+            return True
+        return last_output_ns(record, pieces) is not None
 
     def _account(self, record: RequestRecord, *, finished: bool) -> Account:
         engine, pieces = self._pieces_of(record)
@@ -353,6 +360,11 @@ class Accountant:
             self.given_up += max(0, first - unneeded)
             del engine.pieces[:first], engine.ends[:first]
         self.given_up += self._facts.prune(keep_ns, MOST_FACTS)
+
+
+def _reaches(engine: _Engine, moment_ns: int) -> bool:
+    """Whether its steps are joined up to there."""
+    return bool(engine.ends) and engine.ends[-1] >= moment_ns
 
 
 def _watched(step: Step, engine: _Engine) -> Watched:

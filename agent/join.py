@@ -6,7 +6,7 @@ time line by one fixed precedence, each nanosecond once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -79,6 +79,7 @@ class Watched:
 
 
 _Near = tuple[int, ...]  # a fact's start_ns, end_ns and _COLUMNS
+_Sum = tuple[int, int, int, int, int]  # a summed fact's kind, pid, tid, ns, count
 Interval = tuple[int, int, int, int, int]  # rank in PRECEDENCE, start, end, culprit pid, its tid
 
 
@@ -149,8 +150,8 @@ class Joiner:
         return FactIndex(self._facts[chosen])
 
     @cached_property
-    def _summed(self) -> dict[int, list[Delay]]:
-        return _summed(self._mine[self._mine["exact"] == 0])
+    def _summed(self) -> dict[int, list[_Sum]]:
+        return _sums(self._mine[self._mine["exact"] == 0])
 
     def join(self, piece: Piece) -> Piece:
         """`piece` with all that the kernel measured in its sections."""
@@ -248,7 +249,7 @@ class Joiner:
         ]
         delays = lay(intervals, section.start_ns, section.end_ns) if intervals else []
         if section.kind == "forward" and step_id is not None:
-            delays = _merge([*delays, *self._summed.get(step_id, ())])
+            delays = _merge([*delays, *_summed(self._summed.get(step_id, ()), rank_pid)])
         delays = [self._with_capacity(delay, section) for delay in delays]
         return _bounded(section, delays, section.ns)
 
@@ -317,23 +318,29 @@ def _among(numbers: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> npt.NDArray[n
     return found
 
 
-def _summed(facts: Facts) -> dict[int, list[Delay]]:
-    """step_id → delays too short to have a place: per cause the most that one thread lost in the
-    step (a lower bound of the union over the threads)."""
-    losses: dict[tuple[int, int], dict[int, int]] = {}
-    counts: dict[tuple[int, int], int] = {}
+def _sums(facts: Facts) -> dict[int, list[_Sum]]:
+    """step_id → what was too short to have a place in it."""
+    by_step: dict[int, list[_Sum]] = {}
     chosen = facts[_IS_SUMMED[facts["kind"]]]
-    for step_id, kind, tid, ns, count in chosen[["step_id", "kind", "tid", "ns", "count"]].tolist():
-        by_thread = losses.setdefault((step_id, kind), {})
-        by_thread[tid] = by_thread.get(tid, 0) + ns
-        counts[step_id, kind] = counts.get((step_id, kind), 0) + count
-    delays: dict[int, list[Delay]] = {}
-    for (step_id, kind), by_thread in losses.items():
+    for step_id, *row in chosen[["step_id", "kind", "pid", "tid", "ns", "count"]].tolist():
+        by_step.setdefault(step_id, []).append((row[0], row[1], row[2], row[3], row[4]))
+    return by_step
+
+
+def _summed(sums: Sequence[_Sum], rank_pid: int | None) -> Iterator[Delay]:
+    """Per cause the most that one thread lost in the step (a lower bound of the union over the
+    threads); where a rank executed, only of its threads."""
+    losses: dict[int, dict[int, int]] = {}
+    counts: dict[int, int] = {}
+    for kind, pid, tid, ns, count in sums:
+        if rank_pid in (None, pid):
+            by_thread = losses.setdefault(kind, {})
+            by_thread[tid] = by_thread.get(tid, 0) + ns
+            counts[kind] = counts.get(kind, 0) + count
+    for kind, by_thread in losses.items():
         ns = max(by_thread.values())
         if ns > 0:
-            delay = Delay(SUMMED_CAUSES[Kind(kind)], ns, counts[step_id, kind])
-            delays.setdefault(step_id, []).append(delay)
-    return delays
+            yield Delay(SUMMED_CAUSES[Kind(kind)], ns, counts[kind])
 
 
 def no_more_than(part: Section, whole: Section) -> Section:

@@ -65,6 +65,20 @@ def test_only_who_executes_is_watched_and_in_a_hand_over_both_ends() -> None:
     ]
 
 
+def test_what_others_lost_in_small_pieces_did_not_make_the_slowest_rank_slower() -> None:
+    """They have no place in the step, and are summed by thread: they must be its own."""
+    whole = step(1, start=0, end=100 * MS, forward=100 * MS)
+    piece = cut(whole, 0, ranks=[rank(0, 10 * MS, 90 * MS), rank(1, 10 * MS, 50 * MS)])
+
+    def short(pid: int, tid: int, ns: int) -> tuple[int, ...]:
+        row = fact(Kind.RUNQUEUE, 10 * MS, 90 * MS, tid=tid, step_id=1, ns=ns, exact=0)
+        return of(pid, row)
+
+    found = facts(short(FIRST, 31, MS), short(SECOND, 41, 9 * MS), short(SCHEDULER, 11, 5 * MS))
+    joined = Joiner(found, WATCHED).join(piece)
+    assert {s.kind: s.delayed_ns for s in joined.sections if s.delayed_ns} == {"forward": MS}
+
+
 def test_the_gang_is_of_the_rank_that_executes() -> None:
     """A scheduler that spins while it waits for its workers computes nothing."""
     piece = cut(step(1, start=0, end=100, forward=100), 0, ranks=[rank(0, 10, 90)])
@@ -116,6 +130,22 @@ def test_who_waits_for_the_slowest_rank_is_told_which() -> None:
     waited = next(part for part in found.parts if part.cause == "rank.wait")
     assert (waited.ns, waited.how) == (40 * MS, "measured")
     assert [(c.name, c.pid, c.ns) for c in waited.culprits] == [("worker", SECOND, 40 * MS)]
+
+
+def test_one_engine_that_is_ahead_says_nothing_of_anothers_steps() -> None:
+    """With data parallelism the rings of two schedulers are read one after the other."""
+    mine = [
+        step(n, start=start * MS, end=end * MS, forward=(end - start) * MS, shares=(share(1),))
+        for n, start, end in ((1, 5, 50), (2, 50, 100))
+    ]
+    ahead = replace(step(1, start=0, end=200 * MS, forward=200 * MS), engine_id=2)
+    ended = replace(request(110 * MS, 100 * MS), output_tokens=2)
+    accountant = Accountant(0)
+    accountant.add(Readings(steps=[ahead, mine[0]], closed=[ended], facts_complete_ns=10**15))
+    assert accountant.due(ended.sent_ns) == []
+    accountant.add(Readings(steps=[mine[1]], facts_complete_ns=10**15))
+    (found,) = accountant.due(ended.sent_ns)
+    assert "unobserved" not in {part.cause for part in found.parts}
 
 
 def test_the_front_end_learns_late_that_a_request_is_done() -> None:
