@@ -55,6 +55,13 @@ def record_live(directory: Path, *, without: str = "") -> list[Account]:
     return made
 
 
+def tables(directory: Path, name: str) -> list[Path]:
+    """Of each segment: there is one for every ten seconds that the machine takes to record."""
+    found = sorted(directory.glob(f"{name}-*.parquet"))
+    assert found
+    return found
+
+
 @pytest.mark.parametrize("without", ["", "kernel"])
 def test_a_recording_is_attributed_anew_as_it_was_live(tmp_path: Path, without: str) -> None:
     live = record_live(tmp_path / "rec", without=without)
@@ -66,13 +73,15 @@ def test_a_recording_is_attributed_anew_as_it_was_live(tmp_path: Path, without: 
 
 def test_a_segment_that_lost_a_table_is_left_out_and_told(tmp_path: Path) -> None:
     record_live(tmp_path / "rec")
-    (tmp_path / "rec" / "shares-00000001.parquet").write_bytes(b"PAR1 no more")
-    with pytest.raises(DsagentError, match=r"shares-00000001\.parquet: not readable"):
+    for segment in tables(tmp_path / "rec", "shares"):
+        segment.write_bytes(b"PAR1 no more")
+    with pytest.raises(DsagentError, match=r"shares-\d+\.parquet: not readable"):
         list(attribute_again(tmp_path / "rec"))
 
 
 def test_a_table_of_another_segment_makes_no_sense(tmp_path: Path) -> None:
     record_live(tmp_path / "rec")
-    (tmp_path / "rec" / "steps-00000001.parquet").unlink()
+    for segment in tables(tmp_path / "rec", "steps"):
+        segment.unlink()
     with pytest.raises(DsagentError, match="holds what cannot be"):
         list(attribute_again(tmp_path / "rec"))
