@@ -39,6 +39,7 @@ _SYS_MMAP, _SYS_MUNMAP = 9, 11
 _READ_WRITE = 3
 _PRIVATE_ANONYMOUS_NOREPLACE = 0x2 | 0x20 | 0x100000
 _PAGE_BYTES = 4096
+_MOST_STACK_BYTES = 64 << 10
 _LAST_ADDRESS = 0x7FFF_0000_0000
 _RSEQ_CS_AT = 8
 _QUEUE_FULL = (1 << 64) - 1
@@ -222,7 +223,26 @@ class _Injection:
             time.sleep(_POLL_S)
 
     def _in_cave(self, stop: Stopped) -> bool:
-        return 0 <= stop.registers["rip"] - self._python.cave < code.CAVE_BYTES
+        """Or in a signal handler that goes back there: one that is due as soon as the thread goes
+        on runs before our code does, or between two of its instructions."""
+        cave = self._python.cave
+        if 0 <= stop.registers["rip"] - cave < code.CAVE_BYTES:
+            return True
+        stack = self._stack(stop.registers["rsp"] & ~7)
+        return way_back.handler_returns_to(stack, cave, cave + code.CAVE_BYTES)
+
+    def _stack(self, address: int) -> bytes:
+        """What lies on it, as far as a handler and its signal's frame reach."""
+        pages = []
+        end = address + _MOST_STACK_BYTES
+        try:
+            while address < end:
+                size_bytes = min(end - address, _PAGE_BYTES - address % _PAGE_BYTES)
+                pages.append(self._memory.read(address, size_bytes))
+                address += size_bytes
+        except MemoryGone:
+            pass  # its bottom is reached
+        return b"".join(pages)
 
     @contextmanager
     def _stopped(self) -> Iterator[tuple[Tracee, Stopped]]:

@@ -7,6 +7,7 @@ is done by hand: rip back on the `syscall` instruction, rax its number.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ _EINTR = 4
 _SYSCALL_BYTES = 2
 _RED_ZONE_BYTES = 128
 _CODE_64 = 0x33  # the code segment of 64-bit programs
+_GOES_BACK_TO = struct.Struct("<QQH")  # rip, flags and cs, as they lie in a signal's frame
 
 _FUTEX = 202
 _FUTEX_WAITS = (0, 9)  # FUTEX_WAIT, FUTEX_WAIT_BITSET
@@ -107,3 +109,18 @@ def at_syscall(stop: Stopped, code: int, number: int, arguments: tuple[int, ...]
     registers = {**stop.registers, "orig_rax": -1, "rip": code, "rax": number}
     registers.update(zip(("rdi", "rsi", "rdx", "r10", "r8", "r9"), arguments, strict=False))
     return registers
+
+
+def handler_returns_to(stack: bytes, start: int, end: int) -> bool:
+    """Whether the thread is in a signal handler that goes back to [start, end), less than a page.
+    `stack`: of the thread, from rsp on, in whole words."""
+    high = start.to_bytes(8, "little")[2:]  # alike in all addresses of a page
+    at = stack.find(high)
+    while at >= 0:
+        place = at - 2
+        if place >= 0 and place % 8 == 0 and place + _GOES_BACK_TO.size <= len(stack):
+            rip, _, segment = _GOES_BACK_TO.unpack_from(stack, place)
+            if start <= rip < end and segment == _CODE_64:
+                return True
+        at = stack.find(high, at + 1)
+    return False

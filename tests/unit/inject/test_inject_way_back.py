@@ -10,6 +10,7 @@ from dsagent.agent.inject.way_back import (
     as_if_nothing,
     at_call,
     at_syscall,
+    handler_returns_to,
     interrupted,
     place_of,
 )
@@ -104,3 +105,35 @@ def test_arguments_of_a_system_call() -> None:
     registers = at_syscall(stopped(-1, 42), 0x1000, 9, (1, 2, 3, 4, -1, 6))
     names = ("rax", "rdi", "rsi", "rdx", "r10", "r8", "r9", "rip")
     assert [registers[name] for name in names] == [9, 1, 2, 3, 4, -1, 6, 0x1000]
+
+
+CAVE, CAVE_END = 0x7F1234567E10, 0x7F1234567FB7
+SEGMENTS = 0x002B_0000_0000_0033  # ss, fs, gs, cs
+
+
+def words(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(8, "little") for number in numbers)
+
+
+@pytest.mark.parametrize("place", [CAVE, CAVE + 0x45, CAVE_END - 1])
+def test_a_handler_that_goes_back_to_our_code_is_recognised(place: int) -> None:
+    frame = words(7, 0x7FFC00001238, place, 0x246, SEGMENTS, 0)
+    assert handler_returns_to(frame, CAVE, CAVE_END)
+    assert handler_returns_to(words(*range(500)) + frame, CAVE, CAVE_END)
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [
+        b"",
+        words(1, 2, 3),
+        words(CAVE),  # left behind by a call, or cut off
+        words(CAVE, 0x246),
+        words(CAVE, 0x246, 0),
+        words(CAVE - 1, 0x246, SEGMENTS),
+        words(CAVE_END, 0x246, SEGMENTS),
+        b"\0" * 4 + words(CAVE, 0x246, SEGMENTS),  # no word of the stack
+    ],
+)
+def test_what_only_looks_like_it_is_not(stack: bytes) -> None:
+    assert not handler_returns_to(stack, CAVE, CAVE_END)
