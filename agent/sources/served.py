@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dsagent.agent import procfs
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.exposition import parse
 from dsagent.agent.facts import Event, Readings, Sample, SourceStatus, Target
@@ -26,6 +27,15 @@ MOST_BYTES = 8 << 20
 MOST_PORTS = 16  # asked for /metrics when it is looked for
 LOOK_AGAIN_ROUNDS = 15
 TOLERANCE_RATIO = 0.02
+# Processes of an engine that listen for their like only: what comes in there that is not meant for
+# them (a store of torch.distributed's, ZeroMQ) may confuse them. Cut to 15 characters.
+_INSIDE = (
+    "VLLM::EngineCor",
+    "VLLM::Worker",
+    "VLLM::DPCoordi",
+    "sglang::schedul",
+    "sglang::detoken",
+)
 _NOT_ASKED = "not asked yet"
 
 Counts = Mapping[str, float]  # by a quantity's key
@@ -177,8 +187,9 @@ def _places(pids: Sequence[int]) -> list[tuple[str, int]]:
     """Where the target listens; only addresses of this machine."""
     sockets: dict[int, Listening] = {}
     for pid in pids:
-        for each in listening(pid):
-            sockets.setdefault(each.inode, each)
+        if not _is_inside(pid):
+            for each in listening(pid):
+                sockets.setdefault(each.inode, each)
     places = []
     for each in sockets.values():
         address = ipaddress.ip_address(each.address)
@@ -188,6 +199,13 @@ def _places(pids: Sequence[int]) -> list[tuple[str, int]]:
             host = each.address
         places.append((host, each.port))
     return list(dict.fromkeys(places))[:MOST_PORTS]
+
+
+def _is_inside(pid: int) -> bool:
+    try:
+        return procfs.read_stat(pid).comm.startswith(_INSIDE)
+    except (procfs.ProcessGone, PermissionError):
+        return True
 
 
 def _get(host: str, port: int) -> str:

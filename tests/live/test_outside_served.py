@@ -116,6 +116,30 @@ def test_one_that_accepts_and_never_answers_holds_nobody_up(
         assert asked.source.status().state == "unavailable"
 
 
+def test_who_listens_for_its_like_only_is_left_alone() -> None:
+    body = """
+import socket
+open("/proc/self/comm", "w").write("VLLM::EngineCor")
+s = socket.create_server(("127.0.0.1", 0))
+s.setblocking(False)
+say(ready=True)
+hear()
+try:
+    s.accept()
+    say(came=True)
+except BlockingIOError:
+    say(came=False)
+hear()
+"""
+    with Child(body) as core:
+        core.hear()
+        asked = Asked(core.pid)
+        asked.once()
+        assert asked.source.status().reason == "it listens on no TCP port"
+        core.say("now")
+        assert core.hear() == {"came": False}
+
+
 def test_no_socket_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with Child("say(ready=True); hear()") as idle:
         idle.hear()
