@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Final
 
 from dsagent.agent.errors import DsagentError
+from dsagent.agent.guard import reason_of
 from dsagent.agent.sources.otlp_receiver.http_head import (
     MAX_HEAD_BYTES,
     Head,
@@ -161,6 +162,9 @@ class _Connection:
             elif mask & selectors.EVENT_READ:
                 self._read()
         except OSError:
+            self.close()
+        except Exception as error:  # noqa: BLE001  one connection must not end all: it is counted
+            self._server.inbox.count("http", "failed", reason_of(error))
             self.close()
 
     def expire(self, now_s: float) -> None:

@@ -156,6 +156,7 @@ class OutsideSource:
         ]
         changed = bool(events)
         self.pids = pids
+        self._front_ends.intersection_update(pids)
         if self._capture is None:
             return events
         self._capture.follow(pids, self._cores)

@@ -6,7 +6,7 @@ import gzip
 import socket
 import struct
 from collections.abc import Iterator
-from http.client import HTTPConnection
+from http.client import HTTPConnection, RemoteDisconnected
 from typing import Any
 
 import pytest
@@ -159,6 +159,21 @@ def test_http_does_not_wait_for_the_slow(http: HttpServer, inbox: Inbox) -> None
     assert raw(http, half).startswith(b"HTTP/1.1 408 ")
     assert raw(http) == b""  # says nothing at all
     assert inbox.counts()[0]["http", "408"] == 2
+
+
+def test_http_goes_on_where_one_connection_fails(
+    http: HttpServer, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_body: bytes) -> None:
+        raise RuntimeError("unforeseen")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(inbox, "put", fails)
+        with pytest.raises(RemoteDisconnected):
+            post(http, body())
+    assert inbox.requests["http", "failed"] == 1
+    assert "unforeseen" in inbox.reason
+    assert post(http, body())[0] == 200
 
 
 def test_http_has_a_limit_on_heads_and_on_connections(http: HttpServer, inbox: Inbox) -> None:
