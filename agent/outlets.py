@@ -16,7 +16,7 @@ from dsagent.agent.resource import resource_overrides
 from dsagent.agent.sampling import Sampler
 from dsagent.agent.settings import parse_address
 from dsagent.agent.sinks.base import Explained, Sink, SinkStatus
-from dsagent.agent.sinks.otlp_config import otlp_config
+from dsagent.agent.sinks.otlp_config import otlp_config, remote_write_endpoint
 from dsagent.agent.slo import Limits, load_slo
 from dsagent.agent.slo_metrics import SloFigures
 
@@ -87,6 +87,7 @@ class OutletOptions:
     sample_rate: float | None = None  # None: follows the error rate
     override_sampled_0: bool = False
     prometheus: str | None = None
+    remote_write: str | None = None
     otlp_receive: str | None = None
     otlp_receive_grpc: str | None = None
 
@@ -117,6 +118,13 @@ def make_sinks(options: OutletOptions, target: Target) -> list[Sink]:
         host, port = parse_address(options.prometheus)
         sinks.append(
             PrometheusSink(host, port, limits, sampler=sampler, resource=resource, slo=figures)
+        )
+    if options.remote_write is not None:
+        from dsagent.agent.sinks.remote_write import HEADERS, RemoteWriteSink
+
+        written = remote_write_endpoint(options.remote_write, HEADERS)
+        sinks.append(
+            RemoteWriteSink(written, limits, sampler=sampler, resource=resource, slo=figures)
         )
     config = otlp_config(os.environ, options.otlp_endpoint, options.otlp_protocol)
     if config is not None:

@@ -104,6 +104,14 @@ def attach(
         str | None,
         option(metavar="[HOST:PORT]", help="Answer scrapes; without an address at 127.0.0.1:9464."),
     ] = None,
+    remote_write: Annotated[
+        str | None,
+        option(
+            metavar="URL",
+            help="Push metrics with native histograms to Prometheus there, such as "
+            "http://127.0.0.1:9090/api/v1/write.",
+        ),
+    ] = None,
     otlp_receive: Annotated[
         str | None,
         option(
@@ -172,6 +180,7 @@ def attach(
         sample_rate=rate,
         override_sampled_0=override_sampled_0,
         prometheus=scraped_at,
+        remote_write=remote_write,
         otlp_receive=settings.listen_address(
             otlp_receive, settings.ADDRESS_DEFAULTS["--otlp-receive"]
         ),
@@ -185,7 +194,7 @@ def attach(
         for source in session.sources():
             if source.state != "ok":
                 progress.say(f"without {source.name}: {source.reason}")
-        if {"prometheus", "otlp"} & {sink.name for sink in sinks}:
+        if {"prometheus", "otlp", "remote_write"} & {sink.name for sink in sinks}:
             expected = estimate(len(target.gpu_uuids), has_slo=slo is not None)
             progress.say(
                 f"metrics: about {expected} time series, at most {MAX_SERIES}, beyond that ~other"

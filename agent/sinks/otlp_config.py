@@ -73,6 +73,13 @@ def otlp_config(
     return OtlpConfig(traces, metrics, logs, interval_ms / 1000, _histograms(environ))
 
 
+def remote_write_endpoint(url: str, headers: Mapping[str, str]) -> Endpoint:
+    """Of Prometheus, such as http://127.0.0.1:9090/api/v1/write; `headers`: the protocol's own.
+    Raises DsagentError with one clear line for what is no URL."""
+    scheme, host, port, path = _parse_url("--remote-write", url)
+    return Endpoint(scheme, host, port, path or "/api/v1/write", headers=headers, gzip=False)
+
+
 def _histograms(environ: Mapping[str, str]) -> Histograms:
     temporality = f"{_PREFIX}_METRICS_TEMPORALITY_PREFERENCE"
     wanted = environ.get(temporality, "").strip().lower()
