@@ -19,7 +19,10 @@ from dsagent.agent.procfs import escape
 # Of the device behind stdout, met by typer where it prints a help text.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-COMMANDS = ("serve", "attach", "detach", "explain", "why", "doctor", "probes", "demo", "dashboards")
+COMMANDS = (
+    *("serve", "attach", "detach", "explain", "why", "doctor", "probes", "demo"),
+    *("slo", "dashboards"),
+)
 
 EPILOG = (
     "Every option is also a variable (DSAGENT_MAX_OVERHEAD for --max-overhead) and a key of a "

@@ -3,17 +3,17 @@ whoever changes an objective has tests of it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from dsagent.agent import catalog
 from dsagent.agent.metric import prometheus_label
 from dsagent.agent.slo.alert import BLIND, BURN
 from dsagent.agent.slo.file import SloFile
-from dsagent.agent.slo.limits import Limit, Objective
 from dsagent.agent.slo.policy import budget_ratio, windows
 from dsagent.agent.slo_metrics import SLO_BAD, SLO_BLIND, SLO_BURNT, SLO_EVENTS
 from dsagent.dashboards.rules_prometheus import (
-    EVALUATE_S,
     NO_DATA,
     duration,
     groups,
@@ -21,205 +21,192 @@ from dsagent.dashboards.rules_prometheus import (
     recorded,
 )
 
-GOOD_STEPS = 150  # evaluations; the first page's windows are 120 and 10 of them
-BURNING_STEPS = 50
-AFTER_STEPS = 60
+STEP_S = 60.0  # from one evaluation to the next, unscaled: the first page's windows are 60 and 5
+GOOD, BURNING, AFTER = 70, 62, 20  # steps
+END, LATER = GOOD + BURNING, GOOD + BURNING + AFTER - 2
+
+CAUSES = (("batch.prefill_interference", 3), ("cpu.runqueue", 1))  # seconds a step
+MODEL = prometheus_label(catalog.MODEL)
 
 Test = dict[str, Any]
 
 
 def document(file: SloFile, rules_name: str) -> dict[str, Any]:
-    """The document of a promtool test file, which lies beside the rules."""
-    step = duration(EVALUATE_S / file.windows_divided_by)
-    made = _Tests(file, step)
-    tests = [
-        test
-        for limit in file.limits.entries
-        for objective, ratio in limit.objectives.items()
-        for test in made.of(limit, objective, ratio)
-    ]
+    """The document of a promtool test file, which lies beside the rules. One test has a series of
+    every objective for every story, told by its model: they do not touch each other."""
+    made = _Tests(file)
     return {
         "rule_files": [rules_name],
-        "evaluation_interval": step,
-        "tests": [*tests, made.blind()],
+        "evaluation_interval": made.step,
+        "tests": [made.of_burns(), made.of_blindness()],
     }
 
 
-class _Tests:
-    def __init__(self, file: SloFile, step: str) -> None:
-        self._file = file
-        self._step = step
-        self._step_s = EVALUATE_S / file.windows_divided_by
-        self._windows = windows(file.windows_divided_by)
+@dataclass(frozen=True, slots=True)
+class _Story:
+    """What happens to one model: its requests, and the bad ones, in promtool's notation."""
 
-    def of(self, limit: Limit, objective: Objective, ratio: float) -> list[Test]:
-        burns = f"0x{GOOD_STEPS} 0+10x{BURNING_STEPS}"
-        burnt = 10 * BURNING_STEPS
-        all_events = f"0+10x{GOOD_STEPS + BURNING_STEPS + AFTER_STEPS}"
-        stopped = 10 * (GOOD_STEPS + BURNING_STEPS)
-        stops = f"0+10x{GOOD_STEPS + BURNING_STEPS} {stopped}x{AFTER_STEPS}"
-        at_end, after = GOOD_STEPS + BURNING_STEPS, GOOD_STEPS + BURNING_STEPS + AFTER_STEPS - 5
-        page = self._windows[0]
-        firing = self._alerts(limit, objective, BURN)
-        silent = self._alerts(limit, objective, NO_DATA)
-        zero = f"{recorded('ratio', page.short_s)}{{slo={quoted(limit.label)}}}"
-        gone = f"0+10x{GOOD_STEPS + BURNING_STEPS} stale"
-        return [
-            self._test(
-                "burns, then requests are good again",
-                limit,
-                objective,
-                (all_events, f"{burns} {burnt}x{AFTER_STEPS}"),
-                [
-                    self._expect(firing, GOOD_STEPS - 5, False),
-                    self._expect(firing, at_end, True),
-                    self._expect(silent, at_end, False),
-                    self._expect(firing, after, False),
-                ],
-                alerts=[self._burning(limit, objective, at_end)] if ratio < 1 else [],
-            ),
-            self._test(
-                "burns, then requests stop: not enough data, not resolved",
-                limit,
-                objective,
-                (stops, f"{burns} {burnt}x{AFTER_STEPS}"),
-                [
-                    self._expect(firing, after, True),
-                    self._expect(silent, after, True),
-                    self._expect(zero, after, False),
-                ],
-            ),
-            self._test(
-                "burns, then the agent is killed: not resolved",
-                limit,
-                objective,
-                (gone, f"{burns} stale"),
-                [self._expect(firing, after, True), self._expect(silent, after, True)],
-            ),
-            self._test(
-                "one error alarms nobody",
-                limit,
-                objective,
-                (f"0+1x{after}", f"0x100 1x{after - 100}"),
-                [self._never(limit, objective, at) for at in (101, 110, 150, after)],
-            ),
-            self._test(
-                "few requests alarm nobody, however bad",
-                limit,
-                objective,
-                ("0x20 1 2 3x200", "0x20 1 2 3x200"),
-                [self._never(limit, objective, at) for at in (22, 30, 100)],
-            ),
-            self._test(
-                "counters that begin anew alarm nobody",
-                limit,
-                objective,
-                ("0+10x100 0+10x100", f"0x100 0x{100}"),
-                [self._never(limit, objective, at) for at in (101, 105, 150)],
-            ),
+    model: str
+    events: str
+    bad: str
+    alerts: tuple[tuple[str, int, bool], ...]  # which, at which step, fires or not
+
+
+_BURNS, _BURNT = f"0x{GOOD} 0+10x{BURNING}", 10 * BURNING
+BURNING_STORIES = (
+    _Story(
+        "burns, then its requests are good again",
+        f"0+10x{END + AFTER}",
+        f"{_BURNS} {_BURNT}x{AFTER}",
+        ((BURN, GOOD - 5, False), (BURN, END, True), (NO_DATA, END, False), (BURN, LATER, False)),
+    ),
+    _Story(
+        "burns, then requests stop: not enough data, not resolved",
+        f"0+10x{END} {10 * END}x{AFTER}",
+        f"{_BURNS} {_BURNT}x{AFTER}",
+        ((BURN, END, True), (BURN, LATER, True), (NO_DATA, LATER, True)),
+    ),
+    _Story(
+        "burns, then the agent is killed: not resolved",
+        f"0+10x{END} stale",
+        f"{_BURNS} stale",
+        ((BURN, END, True), (BURN, LATER, True), (NO_DATA, LATER, True)),
+    ),
+)
+CALM_STORIES = (
+    _Story("one error", "0+1x150", "0x50 1x100", tuple((BURN, at, False) for at in (51, 55, 149))),
+    _Story(
+        "few requests, however bad",
+        "0x20 1 2 3x60",
+        "0x20 1 2 3x60",
+        tuple((BURN, at, False) for at in (22, 30, 80)),
+    ),
+    _Story(
+        "counters that begin anew",
+        "0+10x50 0+10x50",
+        "0x50 0x50",
+        tuple((BURN, at, False) for at in (51, 55, 99)),
+    ),
+)
+
+
+class _Tests:
+    def __init__(self, file: SloFile) -> None:
+        self._file = file
+        self._step_s = STEP_S / file.windows_divided_by
+        self.step = duration(self._step_s)
+        self._page = windows(file.windows_divided_by)[0]
+        self._series = [
+            (limit, objective, ratio)
+            for limit in file.limits.entries
+            for objective, ratio in limit.objectives.items()
         ]
 
-    def blind(self) -> Test:
-        series = f'{SLO_BLIND.prometheus}{{instance="a", job="dsagent"}}'
-        firing = f'ALERTS{{alertname={quoted(BLIND)}, alertstate="firing"}}'
+    def of_burns(self) -> Test:
+        stories = (*BURNING_STORIES, *CALM_STORIES)
+        # Nothing is divided by the requests that do not come.
+        stopped = BURNING_STORIES[1].model
+        ratios = f"{recorded('ratio', self._page.short_s)}{{{MODEL}={quoted(stopped)}}}"
         return {
-            "name": "blind: the agent says so, or is gone",
-            "interval": self._step,
-            "input_series": [
-                {"series": series, "values": "0x20 1x20 0x20 stale"},
-            ],
+            "name": "objectives",
+            "interval": self.step,
+            "input_series": [each for story in stories for each in self._input(story)],
+            "alert_rule_test": [self._burning()],
             "promql_expr_test": [
-                self._expect(firing, 10, False),
-                self._expect(firing, 35, True),
-                self._expect(firing, 55, False),
-                self._expect(firing, 75, True),
+                *(
+                    self._expect(self._alert(name, story), step, len(self._series) * fires)
+                    for story in stories
+                    for name, step, fires in story.alerts
+                ),
+                self._expect(ratios, LATER, 0),
             ],
         }
 
-    def _labels(self, limit: Limit, objective: Objective) -> str:
-        model = prometheus_label(catalog.MODEL)
-        return f'slo={quoted(limit.label)}, objective={quoted(objective)}, {model}="m"'
+    def of_blindness(self) -> Test:
+        series = f'{SLO_BLIND.prometheus}{{instance="a", job="dsagent"}}'
+        firing = _alerts(BLIND, alertstate="firing")
+        return {
+            "name": "blind: the agent says so, or is gone",
+            "interval": self.step,
+            "input_series": [{"series": series, "values": "0x20 1x20 0x20 stale"}],
+            "promql_expr_test": [
+                self._expect(firing, at, count)
+                for at, count in ((10, 0), (35, 1), (55, 0), (75, 1))
+            ],
+        }
 
-    def _alerts(self, limit: Limit, objective: Objective, name: str) -> str:
-        window = quoted(duration(self._windows[0].long_s))
-        labels = f"slo={quoted(limit.label)}, objective={quoted(objective)}, window={window}"
-        return f'ALERTS{{alertname={quoted(name)}, alertstate="firing", {labels}}}'
+    def _alert(self, name: str, story: _Story) -> str:
+        """The page's alerts of a story: one of each objective."""
+        window = duration(self._page.long_s)
+        return _alerts(name, alertstate="firing", window=window, **{MODEL: story.model})
 
-    def _never(self, limit: Limit, objective: Objective, step: int) -> dict[str, Any]:
-        labels = f"slo={quoted(limit.label)}, objective={quoted(objective)}"
-        return self._expect(f"ALERTS{{alertname={quoted(BURN)}, {labels}}}", step, False)
-
-    def _expect(self, expr: str, step: int, is_there: bool) -> dict[str, Any]:
+    def _expect(self, expr: str, step: int, count: int) -> dict[str, Any]:
         return {
             "expr": f"count({expr})",
             "eval_time": duration(step * self._step_s),
-            "exp_samples": [{"labels": "{}", "value": 1}] if is_there else [],
+            "exp_samples": [{"labels": "{}", "value": count}] if count else [],
         }
 
-    def _burning(self, limit: Limit, objective: Objective, step: int) -> dict[str, Any]:
-        """Every alert of that name, with its annotations in full: those of the rules, with the
-        shares of the causes filled in."""
-        model = prometheus_label(catalog.MODEL)
-        rules = [
-            rule
-            for group in groups(self._file)["groups"]
-            for rule in group["rules"]
-            if rule.get("alert") == BURN
-            and rule["labels"]["slo"] == limit.label
-            and rule["labels"]["objective"] == objective
-        ]
-        alerts = [
-            {
-                "exp_labels": {**rule["labels"], model: "m"},
-                "exp_annotations": {
-                    **{
-                        name: text.replace(f"{{{{ $labels.{model} }}}}", "m")
-                        for name, text in rule["annotations"].items()
-                    },
-                    "causes": "75% batch.prefill_interference 25% cpu.runqueue ",
-                },
-            }
-            for rule, window in zip(rules, self._windows, strict=True)
-            if self._is_over(limit, objective, window.long_s, window.short_s, window.factor)
-        ]
+    def _burning(self) -> dict[str, Any]:
+        """Every alert at the end of the burns, with its annotations in full: those of the rules,
+        with the shares of the causes filled in."""
+        over = {
+            (limit.label, objective, duration(window.long_s))
+            for limit, objective, ratio in self._series
+            for window in windows(self._file.windows_divided_by)
+            if self._ratio(window.long_s) > window.threshold_ratio(budget_ratio(ratio))
+        }
+        alerts = []
+        for rule in (rule for group in groups(self._file)["groups"] for rule in group["rules"]):
+            labels = rule.get("labels", {})
+            key = (labels.get("slo"), labels.get("objective"), labels.get("window"))
+            if rule.get("alert") == BURN and key in over:
+                alerts += [
+                    {
+                        "exp_labels": {**labels, MODEL: story.model},
+                        "exp_annotations": _filled_in(rule["annotations"], story),
+                    }
+                    for story in BURNING_STORIES
+                ]
         return {
             "alertname": BURN,
-            "eval_time": duration(step * self._step_s),
+            "eval_time": duration(END * self._step_s),
             "exp_alerts": alerts,
         }
 
-    def _is_over(
-        self, limit: Limit, objective: Objective, long_s: float, short_s: float, factor: float
-    ) -> bool:
-        """Whether so many bad ones, among all that the windows have seen, are above it."""
-        budget = budget_ratio(limit.objectives[objective])
-        seen = [min(s / self._step_s, GOOD_STEPS + BURNING_STEPS) for s in (long_s, short_s)]
-        return all(BURNING_STEPS / max(n, BURNING_STEPS) > min(factor * budget, 0.95) for n in seen)
+    def _ratio(self, window_s: float) -> float:
+        """Of bad requests, at the end of the burn."""
+        return min(1.0, BURNING / min(window_s / self._step_s, END))
 
-    def _test(
-        self,
-        name: str,
-        limit: Limit,
-        objective: Objective,
-        values: tuple[str, str],
-        expected: list[dict[str, Any]],
-        alerts: list[dict[str, Any]] | None = None,
-    ) -> Test:
-        labels = self._labels(limit, objective)
-        series = [
-            {"series": f'{metric.prometheus}{{{labels}, instance="a"}}', "values": text}
-            for metric, text in zip((SLO_EVENTS, SLO_BAD), values, strict=True)
-        ]
-        test: Test = {"name": f"{limit.label} {objective}: {name}", "interval": self._step}
-        if alerts:
-            series += [
-                {
-                    "series": f'{SLO_BURNT.prometheus}{{{labels}, cause="{cause}", instance="a"}}',
-                    "values": f"0x{GOOD_STEPS} 0+{each}x{BURNING_STEPS}",
-                }
-                for cause, each in (("batch.prefill_interference", 3), ("cpu.runqueue", 1))
-            ]
-            test["alert_rule_test"] = alerts
-        test["input_series"] = series
-        test["promql_expr_test"] = expected
-        return test
+    def _input(self, story: _Story) -> Iterator[dict[str, str]]:
+        for limit, objective, _ in self._series:
+            labels = ", ".join(
+                f"{name}={quoted(text)}"
+                for name, text in (
+                    ("slo", limit.label),
+                    ("objective", objective),
+                    (MODEL, story.model),
+                    ("instance", "a"),
+                )
+            )
+            yield {"series": f"{SLO_EVENTS.prometheus}{{{labels}}}", "values": story.events}
+            yield {"series": f"{SLO_BAD.prometheus}{{{labels}}}", "values": story.bad}
+            if story in BURNING_STORIES:
+                for cause, each in CAUSES:
+                    name = f'{SLO_BURNT.prometheus}{{{labels}, cause="{cause}"}}'
+                    yield {"series": name, "values": f"0x{GOOD} 0+{each}x{BURNING}"}
+
+
+def _filled_in(annotations: dict[str, str], story: _Story) -> dict[str, str]:
+    texts = {
+        name: text.replace(f"{{{{ $labels.{MODEL} }}}}", story.model)
+        for name, text in annotations.items()
+    }
+    total = sum(each for _, each in CAUSES)
+    texts["causes"] = "".join(f"{100 * each // total}% {cause} " for cause, each in CAUSES)
+    return texts
+
+
+def _alerts(name: str, **labels: str) -> str:
+    matchers = {"alertname": name, **labels}
+    return f"ALERTS{{{', '.join(f'{label}={quoted(text)}' for label, text in matchers.items())}}}"

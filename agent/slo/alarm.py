@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -11,16 +12,36 @@ from dsagent.agent.slo.window import S, SlidingCounts
 
 AlarmState = Literal["quiet", "firing", "no data"]
 
+LEAST_SILENCE_S = 10.0
+SILENT_GAPS = 3  # longer than so many of the longest usual gaps between requests is silence
+GAP_MEMORY_S = 600.0
 RECOVERY_EVENTS = 5  # so many must be seen, good enough, before it is said to be over
 MOST_REMEMBERED = 64
-PATIENCE_DIVISOR = 4  # no event for this part of the long window: there is not enough data
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """When requests come, and so when they have stopped coming."""
+
+    last_ns: int
+    _longest_ns: float = 0.0  # of the gaps between them; forgotten slowly
+
+    def add(self, now_ns: int) -> None:
+        gap_ns = now_ns - self.last_ns
+        kept_ns = self._longest_ns * math.exp(-gap_ns / (GAP_MEMORY_S * S))
+        self._longest_ns = max(gap_ns, kept_ns)
+        self.last_ns = now_ns
+
+    def have_stopped(self, now_ns: int) -> bool:
+        patience_ns = max(LEAST_SILENCE_S * S, SILENT_GAPS * self._longest_ns)
+        return now_ns - self.last_ns >= patience_ns
 
 
 @dataclass(slots=True)
 class Alarm:
     """quiet → firing: both windows of one pair burn, by evidence.
     firing → quiet: none has burnt for the short window's length, and enough requests since then
-    were good enough. Without requests it is not over but "no data": recovered is not gone.
+    were good enough. When requests stop it is not over but "no data": recovered is not gone.
     no data → firing or quiet, by the same two rules."""
 
     severity: Severity
@@ -30,12 +51,10 @@ class Alarm:
     since_ns: int = 0  # began to fire
     window: BurnWindow | None = None  # the one that fires, or fired last
     _burnt_ns: int = 0  # the last moment at which it burnt
-    _event_ns: int = 0  # when the last request came
     _events: int = 0  # since it burnt last
     _bad: int = 0
 
-    def add(self, is_bad: bool, now_ns: int) -> None:
-        self._event_ns = now_ns
+    def add(self, is_bad: bool) -> None:
         self._events += 1
         self._bad += is_bad
         if self._events >= MOST_REMEMBERED:  # what was long ago counts less
@@ -43,10 +62,18 @@ class Alarm:
             self._bad //= 2
 
     def judge(
-        self, counts: Mapping[float, SlidingCounts], first_ns: int, now_ns: int
+        self,
+        counts: Mapping[float, SlidingCounts],
+        first_ns: int,
+        now_ns: int,
+        *,
+        have_stopped: bool,
     ) -> AlarmState | None:
         """The new state, where it has changed. `counts` by the length of the window in s;
-        `first_ns`: when the series was first seen."""
+        `first_ns`: when the series was first seen; `have_stopped`: its requests. The windows
+        remember what was, but nobody knows what is."""
+        if have_stopped:
+            return None if self.state == "quiet" else self._turn("no data")
         burning = [
             window
             for window in self.windows
@@ -64,15 +91,11 @@ class Alarm:
             return None
         if self._is_over(self.window, now_ns):
             return self._turn("quiet")
-        silent_ns = now_ns - max(self._event_ns, self._burnt_ns)
-        if silent_ns >= self.window.long_s * S / PATIENCE_DIVISOR:
-            return self._turn("no data")
         return None
 
     def unseen(self, length_ns: int) -> None:
         """Nobody looked for so long: that time has not passed for it."""
         self._burnt_ns += length_ns
-        self._event_ns += length_ns
 
     def _is_over(self, window: BurnWindow, now_ns: int) -> bool:
         if now_ns - self._burnt_ns < window.short_s * S or self._events < RECOVERY_EVENTS:

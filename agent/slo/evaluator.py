@@ -12,7 +12,7 @@ from typing import Literal
 
 from dsagent.agent.account import Account
 from dsagent.agent.facts import SourceStatus
-from dsagent.agent.slo.alarm import Alarm, AlarmState
+from dsagent.agent.slo.alarm import Alarm, AlarmState, Arrivals
 from dsagent.agent.slo.alert import BLIND, BURN, CACHE, Alert, because, burn_text
 from dsagent.agent.slo.cache import Circuit, CircuitChange
 from dsagent.agent.slo.causes import Explanation, Violators, violator
@@ -47,6 +47,7 @@ class Series:
     first_ns: int
     counts: dict[float, SlidingCounts]  # by the window's length in seconds
     alarms: tuple[Alarm, ...]
+    arrivals: Arrivals
     events: int = 0
     bad: int = 0
     violators: Violators = field(default_factory=Violators)
@@ -92,7 +93,7 @@ class Evaluator:
         alerts = self._look(sources, now_ns)
         for account in accounts:
             self._add(account, now_ns)
-        if self.is_blind:
+        if self.is_blind or self._eyes_turned_ns is not None:  # or about to know whether it is
             return alerts, []
         for series in self.series.values():
             for alarm in series.alarms:
@@ -114,7 +115,8 @@ class Evaluator:
         for verdict in self._judge.verdicts(account):
             self._count(account, verdict, now_ns)
         record = account.record
-        if record.prompt_tokens and not account.partial and record.first_scheduled_ns is not None:
+        served = record.first_scheduled_ns is not None and not account.partial
+        if served and record.prompt_tokens and record.cached_tokens is not None:
             for circuit in self.circuits:
                 if circuit.alert.name == "prefix":
                     circuit.add(record.cached_tokens, record.prompt_tokens, now_ns)
@@ -124,11 +126,12 @@ class Evaluator:
         if series is None:
             series = self.series[verdict.key] = self._new(verdict, now_ns)
         series.events += 1
+        series.arrivals.add(now_ns)
         series.bad += verdict.is_bad
         for counts in series.counts.values():
             counts.add(now_ns, 1, int(verdict.is_bad))
         for alarm in series.alarms:
-            alarm.add(verdict.is_bad, now_ns)
+            alarm.add(verdict.is_bad)
         if verdict.is_bad:
             found = violator(account, verdict, now_ns)
             series.violators.add(found)
@@ -146,10 +149,16 @@ class Evaluator:
             tuple(
                 Alarm(severity, windows, budget) for severity, windows in _grouped(self._windows)
             ),
+            Arrivals(now_ns),
         )
 
     def _judge_alarm(self, series: Series, alarm: Alarm, now_ns: int) -> list[Alert]:
-        turned = alarm.judge(series.counts, series.first_ns, now_ns)
+        turned = alarm.judge(
+            series.counts,
+            series.first_ns,
+            now_ns,
+            have_stopped=series.arrivals.have_stopped(now_ns),
+        )
         told_cause, told_ns = series.told.get(alarm.severity, ("", 0))
         if turned is None:
             if alarm.state != "firing" or now_ns - told_ns < RETELL_NS:
@@ -224,9 +233,7 @@ class Evaluator:
             summary = f"no request can be seen: {status.reason or status.state}"
         else:
             summary = "requests can be seen again"
-            for series in self.series.values():
-                for alarm in series.alarms:
-                    alarm.unseen(now_ns - self._blind_since_ns)
+            self._skip(now_ns - self._blind_since_ns)
         self._eyes_turned_ns = None
         return [
             Alert(
@@ -239,6 +246,13 @@ class Evaluator:
                 now_ns,
             )
         ]
+
+    def _skip(self, length_ns: int) -> None:
+        """Nobody looked for so long: that requests did not come meanwhile says nothing."""
+        for series in self.series.values():
+            series.arrivals.last_ns += length_ns
+            for alarm in series.alarms:
+                alarm.unseen(length_ns)
 
 
 def _circuit_alert(change: CircuitChange, now_ns: int) -> Alert:

@@ -20,7 +20,7 @@ from dsagent.agent.sinks.recording import RecordingSink
 Golden = Callable[[str, str], None]
 
 COMMAND = str(Path(sys.executable).with_name("dsagent"))
-COMMANDS = ("serve", "attach", "detach", "explain", "why", "doctor", "probes", "demo")
+COMMANDS = ("serve", "attach", "detach", "explain", "why", "doctor", "probes", "demo", "slo")
 
 
 def dsagent(*argv: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

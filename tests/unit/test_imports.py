@@ -18,10 +18,17 @@ ALLOWED = {
     "engine": ("engine",),
     "instrumentation": ("instrumentation",),
     "agent": ("agent", "instrumentation"),
-    "dashboards": ("dashboards", "agent.catalog", "instrumentation.names"),
+    "dashboards": (
+        "dashboards",
+        *("agent.catalog", "agent.metric", "agent.slo", "agent.slo_metrics"),
+        "instrumentation.names",
+    ),
 }
 # The exceptions, module by module.
-ALSO_ALLOWED = {"instrumentation.reference": ("engine",)}
+ALSO_ALLOWED = {
+    "instrumentation.reference": ("engine",),
+    "agent.commands.slo": ("dashboards",),
+}
 
 # The base distribution has no dependencies, and these modules are in it.
 FOREIGN_IN_INSTRUMENTATION = {
