@@ -45,11 +45,23 @@ from dsagent.agent.engine_metrics import (
 from dsagent.agent.kernel_delays import KERNEL_DELAY, KERNEL_METRICS
 from dsagent.agent.metric import Metric
 from dsagent.agent.served import SERVED_METRICS
-from dsagent.agent.slo_metrics import SLO_METRICS
+from dsagent.agent.slo_metrics import (
+    CACHE_CIRCUIT,
+    CACHE_HIT_RATIO,
+    SLO_BAD,
+    SLO_BLIND,
+    SLO_BURN_RATE,
+    SLO_BURNT,
+    SLO_EVENTS,
+    SLO_METRICS,
+    SLO_STATE,
+)
 from dsagent.instrumentation import names
 
 __all__ = [  # and every metric by its name below
+    "CACHE_CIRCUIT",
     "CACHE_HIT",
+    "CACHE_HIT_RATIO",
     "CACHE_LATENCY",
     "CACHE_REQUEST",
     "CATALOGUE",
@@ -81,7 +93,13 @@ __all__ = [  # and every metric by its name below
     "PROCESS_PAGING_FAULTS",
     "PROCESS_THREAD_COUNT",
     "SERVED_METRICS",
+    "SLO_BAD",
+    "SLO_BLIND",
+    "SLO_BURNT",
+    "SLO_BURN_RATE",
+    "SLO_EVENTS",
     "SLO_METRICS",
+    "SLO_STATE",
     "SYSTEM_CPU_TIME",
     "Metric",
 ]

@@ -6,7 +6,7 @@ from grafana_foundation_sdk.builders import dashboard
 
 from dsagent.agent import catalog
 from dsagent.dashboards.board import AGENTS, MODELS, limit_variable, start
-from dsagent.dashboards.panels import figure, last, lines, query
+from dsagent.dashboards.panels import bars, figure, last, lines, query, states
 from dsagent.dashboards.queries import (
     OF_AGENT,
     OF_REQUESTS,
@@ -18,6 +18,7 @@ from dsagent.dashboards.queries import (
     ratio,
     series,
     within,
+    worst,
 )
 
 HOW_TO_READ = """\
@@ -46,6 +47,7 @@ def board() -> dashboard.Dashboard:
         [AGENTS, MODELS, *limits],
     )
     _now(made)
+    _objectives(made)
     _limits(made)
     _why(made)
     return made
@@ -100,6 +102,65 @@ def _now(made: dashboard.Dashboard) -> None:
         ),
     ):
         made.with_panel(panel)
+
+
+STATES = {
+    0: ("ok", "green"),
+    1: ("not enough data", "blue"),
+    2: ("blind", "purple"),
+    3: ("ticket", "orange"),
+    4: ("page", "red"),
+}
+OF_OBJECTIVE = "slo, objective, gen_ai_request_model"
+
+
+def _objectives(made: dashboard.Dashboard) -> None:
+    """What the agent's own evaluator finds; Prometheus' rules come to the same."""
+    made.with_row(dashboard.Row("Objectives of the SLO file"))
+    of_each = "{{slo}} {{objective}} {{gen_ai_request_model}}"
+    worse = {1: "not_enough_data", 2: "blind", 3: "ticket", 4: "page"}
+    made.with_panel(
+        states(
+            "State",
+            "The worst of each objective's tenants and prompt classes. Blind: the agent cannot see "
+            "the server's requests.",
+            query(worst(catalog.SLO_STATE, OF_OBJECTIVE, worse, OF_REQUESTS), of_each),
+            STATES,
+        )
+    )
+    made.with_panel(
+        lines(
+            "Burn rate",
+            "short",
+            "How many times faster than allowed the budget burns: 1 just lasts, 14.4 is gone in "
+            "two days of a month.",
+            query(
+                by("slo, objective, window", series(catalog.SLO_BURN_RATE, OF_REQUESTS), "max"),
+                "{{slo}} {{objective}} {{window}}",
+            ),
+        )
+    )
+    bad, events = (
+        by(OF_OBJECTIVE, increase(metric, OF_REQUESTS, over="$__range"))
+        for metric in (catalog.SLO_BAD, catalog.SLO_EVENTS)
+    )
+    made.with_panel(
+        bars(
+            "Missed in the range",
+            "percentunit",
+            "The share of requests that did not meet each objective.",
+            last(ratio(bad, events), of_each),
+        )
+    )
+    made.with_panel(
+        lines(
+            "Burnt budget, by cause",
+            "s",
+            f"{catalog.SLO_BURNT.description} Per second.",
+            query(by("cause", rate(catalog.SLO_BURNT, OF_REQUESTS)), "{{cause}}"),
+            stacked=True,
+        )
+    )
 
 
 def _limits(made: dashboard.Dashboard) -> None:

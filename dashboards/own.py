@@ -7,7 +7,7 @@ from grafana_foundation_sdk.builders import dashboard
 from dsagent.agent import catalog
 from dsagent.dashboards.board import start
 from dsagent.dashboards.panels import figure, last, lines, query, states
-from dsagent.dashboards.queries import OF_AGENT, by, rate, ratio, series
+from dsagent.dashboards.queries import OF_AGENT, by, rate, ratio, series, worst
 
 HOW_TO_READ = """\
 Read this before trusting the rest. A source that is not *ok* sees nothing of its kind: what it \
@@ -22,6 +22,9 @@ STATES = {
     2: ("unavailable", "blue"),
     3: ("failed", "red"),
 }
+
+
+WORSE = {rank: name for rank, (name, _) in STATES.items() if rank}
 
 
 def board() -> dashboard.Dashboard:
@@ -48,23 +51,15 @@ def _now(made: dashboard.Dashboard) -> None:
         )
 
 
-def _worst() -> str:
-    """One number a source, by STATES."""
-    of_state = (
-        f"{value} * {by('source', series(catalog.SOURCE_STATE, f'{OF_AGENT},{matcher}'), 'max')}"
-        for value, matcher in (
-            (1, 'state="lagging"'),
-            (2, 'state="unavailable"'),
-            (3, 'state="failed"'),
-        )
-    )
-    return " + ".join(of_state)
-
-
 def _sources(made: dashboard.Dashboard) -> None:
     made.with_row(dashboard.Row("Sources"))
     made.with_panel(
-        states("Sources", "The state each source is in.", query(_worst(), "{{source}}"), STATES)
+        states(
+            "Sources",
+            "The state each source is in.",
+            query(worst(catalog.SOURCE_STATE, "source", WORSE), "{{source}}"),
+            STATES,
+        )
     )
     for title, unit, what, targets in (
         (
@@ -98,6 +93,7 @@ def _sources(made: dashboard.Dashboard) -> None:
             [
                 query(by("event", rate(catalog.EVENTS)), "{{event}}"),
                 query(f"sum({rate(catalog.SAMPLES_UNKNOWN)})", "unknown samples"),
+                query(f"sum({rate(catalog.SERIES_OVERFLOWED)})", "labels beyond the budget"),
             ],
         ),
     ):
@@ -122,6 +118,22 @@ def _sinks(made: dashboard.Dashboard) -> None:
             "What a back end refused or did not answer for, and what was given up before.",
             query(by("sink", rate(catalog.SINK_FAILED)), "{{sink}} failed"),
             query(by("sink", rate(catalog.SINK_DROPPED)), "{{sink}} dropped"),
+        )
+    )
+    made.with_panel(
+        lines(
+            "Waiting to be sent",
+            "short",
+            f"{catalog.SINK_QUEUED.description} What grows is a back end that does not keep up.",
+            query(by("sink, kind", series(catalog.SINK_QUEUED)), "{{sink}} {{kind}}"),
+        )
+    )
+    made.with_panel(
+        lines(
+            "Lost on the way, by why",
+            "cps",
+            catalog.SINK_LOST.description,
+            query(by("sink, reason", rate(catalog.SINK_LOST)), "{{sink}}: {{reason}}"),
         )
     )
     made.with_panel(

@@ -61,3 +61,16 @@ def per_request(causes: Metric, requests: str, matchers: str = OF_REQUESTS) -> s
     """Mean seconds of a request that went to each cause; `requests` is a rate of requests."""
     of_causes = by("cause", rate(causes, matchers))
     return f"{of_causes} / ignoring(cause) group_left sum({requests})"
+
+
+def worst(metric: Metric, labels: str, states: dict[int, str], matchers: str = OF_AGENT) -> str:
+    """The number of the worst state that a series of these labels is in; 0 where it is in none.
+    `metric` has a label `state` and is 1 for the one it is in."""
+    ranked = (
+        f"{rank} * {series(metric, _in_state(state, matchers))}" for rank, state in states.items()
+    )
+    return f"max by ({labels}) ({' or '.join(ranked)})"
+
+
+def _in_state(state: str, matchers: str) -> str:
+    return f'{matchers},state="{state}"'

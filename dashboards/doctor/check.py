@@ -14,9 +14,9 @@ from dsagent.dashboards.doctor.expression import NotPromqlError
 from dsagent.dashboards.doctor.files import load
 from dsagent.dashboards.doctor.findings import Asked, Finding, InputError, Quiet
 from dsagent.dashboards.doctor.known import Known
-from dsagent.dashboards.doctor.quiet import excuse
+from dsagent.dashboards.doctor.quiet import excuse, may_have
 from dsagent.dashboards.doctor.renames import SUFFIXES, rename_of
-from dsagent.dashboards.doctor.tree import Selector, read
+from dsagent.dashboards.doctor.tree import Foreseen, Selector, read
 
 CLOSE = 0.8  # of 1: a name so alike may be what was meant
 
@@ -119,12 +119,28 @@ class _Judge:
             say(problem, message)
         reasons = [
             reason
-            for selector in reading.selectors
-            if selector.name and (reason := self._missing(selector, say))
+            for selector in self._wanted(reading.selectors)
+            if (reason := self._missing(selector, say))
         ]
         if len(report.findings) == said:
             reasons += self._evaluate(filled, reading.selectors, reading.filters, say)
         report.quiet += [Quiet(asked.where, reason) for reason in dict.fromkeys(reasons)]
+
+    def _wanted(self, selectors: list[Selector]) -> list[Selector]:
+        """Those whose metric must be there; of alternatives where none is, the first."""
+        named = {each.name: each for each in reversed(selectors) if each.name}
+        alternatives = [each for each in named.values() if each.foreseen is Foreseen.ALTERNATIVE]
+        there = [each for each in alternatives if self._is_there(each.name)]
+        missing = alternatives[-1:] if self._known and not there else []
+        return [
+            each
+            for each in selectors
+            if each.name
+            and (each.foreseen is Foreseen.NO or self._is_there(each.name) or each in missing)
+        ]
+
+    def _is_there(self, name: str) -> bool:
+        return name in self._names or name in self._recorded
 
     def _labels_of(self, name: str) -> frozenset[str] | None:
         if self._known is None or name in self._recorded or name not in self._names:
@@ -132,7 +148,8 @@ class _Judge:
         samples = self._known.samples(name)
         if not samples:  # once, and not now
             return None
-        return frozenset(key for sample in samples for key in sample.labels) | self._known.added()
+        seen = frozenset(key for sample in samples for key in sample.labels)
+        return seen | self._known.added() | may_have(name)
 
     def _missing(self, selector: Selector, say: Any) -> str:
         """Complains of a metric that is not there; else why it is quiet, if it is."""
@@ -144,11 +161,11 @@ class _Judge:
         if rename is not None:
             if there and rename.new in self._names:
                 say("deprecated", f"{name} will go: take {rename.new} ({rename.how})")
-            elif not there and not selector.excused:
+            elif not there:
                 now = f"{name} is {rename.new} now" if rename.new else f"{name} is no more"
                 say("renamed", f"{now} ({rename.how})")
             return ""
-        if self._known is None or selector.excused:
+        if self._known is None:
             return ""
         if there:
             return self._unmatched(selector)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from promql_parser import (
@@ -49,13 +50,21 @@ class Matcher:
         return matches == (self.op == "=~")
 
 
+class Foreseen(Enum):
+    """Whether a metric may be missing where it is asked for."""
+
+    NO = "no"
+    ABSENT = "absent"  # absent() is about those that are
+    ALTERNATIVE = "alternative"  # of `a or b` one will do
+
+
 @dataclass(frozen=True, slots=True)
 class Selector:
     """Which series are asked for. `name` is empty where only labels are given."""
 
     name: str
     matchers: tuple[Matcher, ...]
-    excused: bool = False  # that it is missing is foreseen: absent(), or an alternative by `or`
+    foreseen: Foreseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +91,7 @@ class Reading:
 def read(tree: Any, labels_of: Callable[[str], frozenset[str] | None]) -> Reading:
     """`labels_of`: the labels that a series may have; None for one that is not known."""
     walk = _Walk(labels_of)
-    walk.visit(tree, excused=False)
+    walk.visit(tree, Foreseen.NO)
     return walk.reading
 
 
@@ -95,28 +104,28 @@ class _Walk:
         self._labels_of = labels_of
         self.reading = Reading()
 
-    def visit(self, node: Any, *, excused: bool) -> Labels:
+    def visit(self, node: Any, foreseen: Foreseen) -> Labels:
         labels = NO_LABELS  # of a number or a string
         match node:
             case VectorSelector():
-                labels = self._selector(node, excused)
+                labels = self._selector(node, foreseen)
             case MatrixSelector():
-                labels = self._selector(node.vector_selector, excused)
+                labels = self._selector(node.vector_selector, foreseen)
             case ParenExpr() | UnaryExpr() | SubqueryExpr():
-                labels = self.visit(node.expr, excused=excused)
+                labels = self.visit(node.expr, foreseen)
             case AggregateExpr():
-                labels = self._aggregate(node, excused)
+                labels = self._aggregate(node, foreseen)
             case BinaryExpr():
-                labels = self._binary(node, excused)
+                labels = self._binary(node, foreseen)
             case Call():
-                labels = self._call(node, excused)
+                labels = self._call(node, foreseen)
         return labels
 
     def _say(self, problem: Problem, message: str) -> None:
         if (problem, message) not in self.reading.problems:
             self.reading.problems.append((problem, message))
 
-    def _selector(self, node: Any, excused: bool) -> Labels:
+    def _selector(self, node: Any, foreseen: Foreseen) -> Labels:
         name = node.name or ""
         matchers = []
         for each in node.matchers.matchers:
@@ -124,7 +133,7 @@ class _Walk:
                 name = each.value if each.op == MatchOp.Equal else ""
             else:
                 matchers.append(Matcher(each.name, _OPS[str(each.op)], each.value))
-        selector = Selector(name, tuple(matchers), excused)
+        selector = Selector(name, tuple(matchers), foreseen)
         self.reading.selectors.append(selector)
         labels = self._labels_of(name) if name else None
         if labels is None:
@@ -134,8 +143,8 @@ class _Walk:
                 self._say("labels", f"{name} has no label {matcher.name}{_of(labels)}")
         return Labels(labels)
 
-    def _aggregate(self, node: Any, excused: bool) -> Labels:
-        below = self.visit(node.expr, excused=excused)
+    def _aggregate(self, node: Any, foreseen: Foreseen) -> Labels:
+        below = self.visit(node.expr, foreseen)
         modifier = node.modifier
         if str(node.op) in _KEEP_LABELS:
             return below
@@ -152,11 +161,11 @@ class _Walk:
                 )
         return Labels(named, exact=True)
 
-    def _binary(self, node: Any, excused: bool) -> Labels:
+    def _binary(self, node: Any, foreseen: Foreseen) -> Labels:
         op = str(node.op)
         if op == "or":
-            return self._alternatives(node, excused)
-        left, right = self.visit(node.lhs, excused=excused), self.visit(node.rhs, excused=excused)
+            return self._alternatives(node, foreseen)
+        left, right = self.visit(node.lhs, foreseen), self.visit(node.rhs, foreseen)
         modifier = node.modifier
         if op in _SETS or (op in _COMPARISONS and not (modifier and modifier.return_bool)):
             self.reading.filters = True
@@ -171,11 +180,15 @@ class _Walk:
         extra = frozenset((modifier and modifier.group_labels) or ())
         return kept if kept.names is None else Labels(kept.names | extra, kept.exact)
 
-    def _alternatives(self, node: Any, excused: bool) -> Labels:
+    def _alternatives(self, node: Any, foreseen: Foreseen) -> Labels:
         """`a or b`: one of two may be missing where the other one is a metric, too."""
         both = _has_selector(node.lhs) and _has_selector(node.rhs)
-        left = self.visit(node.lhs, excused=excused or both)
-        right = self.visit(node.rhs, excused=excused or both)
+        left = self.visit(
+            node.lhs, Foreseen.ALTERNATIVE if both and foreseen is Foreseen.NO else foreseen
+        )
+        right = self.visit(
+            node.rhs, Foreseen.ALTERNATIVE if both and foreseen is Foreseen.NO else foreseen
+        )
         if left.names is None or right.names is None:
             return UNKNOWN
         return Labels(left.names | right.names)
@@ -196,10 +209,11 @@ class _Walk:
                 f"{_named(right.names)}",
             )
 
-    def _call(self, node: Any, excused: bool) -> Labels:
+    def _call(self, node: Any, foreseen: Foreseen) -> Labels:
         name = node.func.name
         inside = [
-            self.visit(argument, excused=excused or name in _ABSENT) for argument in node.args
+            self.visit(argument, Foreseen.ABSENT if name in _ABSENT else foreseen)
+            for argument in node.args
         ]
         if name == "histogram_quantile":
             self._quantile(node.args[1])
@@ -252,7 +266,7 @@ _OPS = {
 
 def _has_selector(node: Any) -> bool:
     walk = _Walk(lambda _name: None)
-    walk.visit(node, excused=False)
+    walk.visit(node, Foreseen.NO)
     return bool(walk.reading.selectors)
 
 

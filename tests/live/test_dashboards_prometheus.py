@@ -29,10 +29,17 @@ EXPECTED = (
     "it has not happened yet",
     "the engine shows no such figure of its own",
     "the model has no experts, or makes no drafts",
-    "the agent has no source",
+    "there is no source",
     "the target's cgroup has no quota",
     "no series now with",
     "nothing passes its comparison now",
+    "no budget has burnt yet",
+    "the agent has no SLO file",
+    "no request was judged yet",
+    "the SLO file has no cache alert, or nothing was looked up",
+    "the agent has no sink that keeps a ledger",
+    "the server makes it, where there is something to tell",
+    "its rules have not been evaluated yet",
 )
 
 
@@ -75,6 +82,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         agent, server = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
         config = {
             "global": {"scrape_interval": "1s"},
+            "rule_files": [str(GENERATED / "rules" / "dsagent-slo.yaml")],
             "scrape_configs": [
                 {
                     "job_name": "all",
@@ -96,6 +104,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
                         str(engine.pid),
                         "--prometheus",
                         agent.removeprefix("http://"),
+                        "--slo",
+                        str(GENERATED.parent / "slo.yaml"),
                     ],
                     [
                         binary,
@@ -154,11 +164,12 @@ def check(*arguments: object) -> tuple[int, dict[str, Any]]:
 
 
 BOARDS = sorted(GENERATED.glob("*.json"))
+RULES = [*GENERATED.glob("rules/*.yaml"), *GENERATED.glob("grafana/*.yaml")]
 
 
 @pytest.mark.ebpf
 def test_no_panel_is_dead_on_a_real_server(stack: Stack) -> None:
-    code, document = check(*BOARDS, "--metrics", stack.prometheus)
+    code, document = check(*BOARDS, *RULES, "--metrics", stack.prometheus)
     assert document["errors"] == []
     assert code == 0
     files = {Path(each["path"]).stem: each for each in document["files"]}

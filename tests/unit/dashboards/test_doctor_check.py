@@ -87,6 +87,7 @@ def said(reports: list[Report]) -> list[str]:
         ("vllm:num_request_running", "dead: there is no vllm:num_request_running; is it vllm:num"),
         ("router_cpu_usage_percent", "dead: there is no router_cpu_usage_percent"),
         ("router_cpu or vector(0)", "dead: there is no router_cpu"),
+        ("router_cpu or router_cpus", "dead: there is no router_cpu"),
         ('vllm:num_requests_running{model="m"}', "labels: vllm:num_requests_running has no label"),
         ('vllm:num_requests_running{model_name="$m"}', "variable: $m: the board has no such"),
         ("sum(vllm:num_requests_running", "syntax: unclosed"),

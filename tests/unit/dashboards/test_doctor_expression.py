@@ -105,12 +105,12 @@ def test_what_works_is_left_alone(expr: str) -> None:
 
 
 def test_missing_is_foreseen_in_absent_and_in_alternatives() -> None:
-    def excused(expr: str) -> dict[str, bool]:
-        return {each.name: each.excused for each in selectors(parse(expr))}
+    def foreseen(expr: str) -> dict[str, str]:
+        return {each.name: each.foreseen.value for each in selectors(parse(expr))}
 
-    assert excused("absent(a) or b") == {"a": True, "b": True}
-    assert excused("a or vector(0)") == {"a": False}
-    assert excused('{__name__="a",b="c"}') == {"a": False}
+    assert foreseen("absent(a) or b") == {"a": "absent", "b": "alternative"}
+    assert foreseen("a or vector(0)") == {"a": "no"}
+    assert foreseen('{__name__="a",b="c"}') == {"a": "no"}
 
 
 @pytest.mark.parametrize(
