@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from dsagent.agent.account import Account
 from dsagent.agent.aggregate import UNATTRIBUTED, Aggregate, provider
+from dsagent.agent.errors import DsagentError
 from dsagent.agent.facts import ClockAnchor, Target
 from dsagent.agent.log_lines import LogLine, LogLines
 from dsagent.agent.masking import mask
@@ -86,8 +87,12 @@ class OtlpSink:
 
     def start(self) -> None:
         """Raises DsagentError: certificates or the queue's folder cannot be used."""
-        for way in self._ways:
-            way.start()
+        try:
+            for way in self._ways:
+                way.start()
+        except DsagentError:
+            self.stop(0.0)  # those that did begin
+            raise
 
     def take(self, batch: Explained) -> None:
         with self._lock:

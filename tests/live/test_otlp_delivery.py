@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -320,6 +323,63 @@ def test_a_queue_on_disk_survives_the_agent(tmp_path: Path) -> None:
     assert status.acknowledged == left.queued
     assert len(received.spans) + len(received.logs) == left.queued
     assert [file for file in queue.directory.rglob("*") if file.is_file()] == []
+
+
+CHILD = """
+import sys, time
+from made import account, batch
+from dsagent.agent.sinks.otlp import OtlpSink
+from dsagent.agent.sinks.otlp_config import otlp_config
+from dsagent.agent.sinks.otlp_delivery import QueueOptions
+from dsagent.agent.slo import Limits
+from pathlib import Path
+
+config = otlp_config({"OTEL_METRICS_EXPORTER": "none"}, sys.argv[1])
+sink = OtlpSink(config, Limits(), queue=QueueOptions(Path(sys.argv[2])))
+sink.start()
+for number in range(2000):
+    sink.take(batch(accounts=(account(f"r{number}", sampled=True, step_ids=()),)))
+    print(number, flush=True)
+    time.sleep(0.01)
+"""
+
+
+def test_a_killed_agent_leaves_what_was_stored(tmp_path: Path) -> None:
+    port, fixtures = free_port(), Path(__file__).parents[1] / "fixtures"
+    queue = QueueOptions(tmp_path)
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, f"http://127.0.0.1:{port}", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(fixtures)},
+        stdout=subprocess.DEVNULL,
+    )
+    until(lambda: len(list(tmp_path.glob("traces/*.otlp"))) >= 2)
+    child.kill()
+    child.wait(20)
+    stored = len(list(tmp_path.glob("traces/*.otlp")))
+    with grpc_back_end(port=port) as received:
+        environ = {**NO_METRICS, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+        sink = sink_to(f"http://127.0.0.1:{port}", environ, queue)
+        sink.start()
+        recovered = sink.status().recovered
+        until(lambda: sink.status().queued == 0)
+        sink.stop(20.0)
+    assert adds_up(sink.status())
+    assert sink.status().lost == {}
+    assert len(received.spans) == sink.status().acknowledged == recovered >= stored
+    assert list(tmp_path.glob("traces/*")) == []
+
+
+def test_a_folder_of_another_agents_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    queue = QueueOptions(tmp_path)
+    first = sink_to("http://127.0.0.1:1", NO_METRICS, queue)
+    first.start()
+    second = sink_to("http://127.0.0.1:1", {}, queue)
+    with pytest.raises(DsagentError, match="another agent's"):
+        second.start()
+    first.stop(0.1)
+    third = sink_to("http://127.0.0.1:1", {}, queue)
+    third.start()
+    third.stop(0.1)
 
 
 def test_a_queue_on_disk_outlasts_an_outage(tmp_path: Path) -> None:
