@@ -1,7 +1,8 @@
-"""Writes what is generated in docs/: the tables of a recording, the metrics, the probes."""
+"""Writes what is generated in docs/: the tables of a recording, metrics, probes, boards."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from dsagent.agent.catalog import (
@@ -28,6 +29,7 @@ from dsagent.agent.probes import (
 )
 from dsagent.agent.served import QUANTITIES, SERVED_METRICS
 from dsagent.agent.sinks.schema import document
+from dsagent.dashboards.generate import generated as boards
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MARKER = "<!-- generated from here on by scripts/docs.py -->\n"
@@ -74,6 +76,22 @@ def metrics() -> str:
     return "\n".join(lines)
 
 
+def panels() -> str:
+    """Board by board, what its panels show."""
+    lines = []
+    for text in boards().values():
+        board = json.loads(text)
+        lines += [f"### {board['title'].removeprefix('dsagent: ')}", ""]
+        lines += ["| panel | what it shows |", "|---|---|"]
+        lines += [
+            f"| {panel['title']} | {panel['description']} |"
+            for panel in board["panels"]
+            if panel["type"] not in ("row", "text")
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
 def probes() -> str:
     """Probe by probe, then program by program."""
     lines = ["| probe | tier | measures | programs | limits |", "|---|---|---|---|---|"]
@@ -104,6 +122,7 @@ def generated() -> dict[Path, str]:
         DOCS / "schemas.md": document(),
         DOCS / "metrics.md": metrics(),
         DOCS / "probes.md": probes(),
+        DOCS / "dashboards.md": panels(),
     }
     return {
         path: f"{path.read_text(encoding='utf-8').partition(MARKER)[0]}{MARKER}\n{end}"

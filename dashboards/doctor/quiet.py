@@ -20,6 +20,10 @@ _EVENTS = (
 _LEDGER = (catalog.SINK_MADE, catalog.SINK_QUEUED, catalog.SINK_LOST)
 _WHEN = (
     (_EVENTS, "it has not happened yet"),
+    (
+        (catalog.KV_BLOCKS_USED, catalog.KV_BLOCKS_LIMIT),
+        "the engine does not tell of its KV blocks",
+    ),
     (_LEDGER, "the agent has no sink that keeps a ledger (--otlp-endpoint)"),
 )
 # Made by a server of itself, where there is something to tell.
