@@ -405,7 +405,7 @@ def _so_far(opened: RequestOpen, now_ns: int) -> RequestRecord:
         sent_ns=now_ns,
         prompt_tokens=None,
         output_tokens=0,
-        cached_tokens=0,
+        cached_tokens=None,
         max_tokens=None,
         temperature=None,
         top_p=None,

@@ -185,7 +185,8 @@ class Aggregate:
             if tokens:
                 store.increase(catalog.STEP_TOKENS, tokens, {"phase": phase})
         for part, part_ns in step_parts(step):
-            store.increase(catalog.STEP_PART, part_ns / 1e9, {"part": part})
+            if part_ns:  # what an engine does not tell apart is absent
+                store.increase(catalog.STEP_PART, part_ns / 1e9, {"part": part})
         if step.preempted:
             store.increase(catalog.PREEMPTIONS, step.preempted, {})
 
@@ -195,8 +196,9 @@ class Aggregate:
             return
         self._store.set(catalog.REQUESTS_WAITING, step.waiting, {})
         self._store.set(catalog.REQUESTS_RUNNING, step.running, {})
-        self._store.set(catalog.KV_BLOCKS_USED, step.kv_blocks_used, {})
-        self._store.set(catalog.KV_BLOCKS_LIMIT, step.kv_blocks_total, {})
+        if step.kv_blocks_total:  # else nobody has told
+            self._store.set(catalog.KV_BLOCKS_USED, step.kv_blocks_used, {})
+            self._store.set(catalog.KV_BLOCKS_LIMIT, step.kv_blocks_total, {})
 
     def _add_samples(self, samples: Iterable[Sample], now_ns: int) -> None:
         for sample in samples:

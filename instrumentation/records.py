@@ -137,7 +137,7 @@ class RequestRecord:
     sent_ns: int
     prompt_tokens: int | None
     output_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None  # of the prompt, found in the cache; None: nobody told
     max_tokens: int | None
     temperature: float | None
     top_p: float | None

@@ -106,7 +106,7 @@ class _Life:
         self.first_token_ns: int | None = None
         self.finished_ns: int | None = None
         self.output_tokens = 0
-        self.cached_tokens = 0
+        self.cached_tokens: int | None = None  # until it is told, where a version tells it
         self.finish_reason: str | None = None
 
 
@@ -297,7 +297,8 @@ class RequestWatch:
             if life.first_token_ns is None and count:
                 life.first_token_ns = moment_ns
                 stats = getattr(output, "prefill_stats", None) or output
-                life.cached_tokens = max(0, getattr(stats, "num_cached_tokens", 0) or 0)
+                cached_tokens = getattr(stats, "num_cached_tokens", None)
+                life.cached_tokens = None if cached_tokens is None else max(0, cached_tokens)
             if output.events and life.first_scheduled_ns is None:
                 _note_events(life, output.events)
             reason = output.finish_reason
@@ -374,7 +375,7 @@ class RequestWatch:
         key = request_key(f"refused-{os.getpid()}-{self._refused}")
         self._write(
             key, request_id, call.trace(None), call, model=call.model, sent_ns=sent_ns,
-            output_tokens=0, cached_tokens=0, error=error, **nothing,
+            output_tokens=0, cached_tokens=None, error=error, **nothing,
         )  # fmt: skip
 
     def _write(

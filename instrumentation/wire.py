@@ -154,7 +154,7 @@ def encode(record: Record) -> tuple[RecordKind, bytes]:
         record.sent_ns,
         _number(record.prompt_tokens),
         record.output_tokens,
-        record.cached_tokens,
+        _number(record.cached_tokens),
         _number(record.max_tokens),
         _float(record.temperature),
         _float(record.top_p),
@@ -343,7 +343,7 @@ def _decode_close(payload: bytes, origin: Origin) -> RequestRecord:
     ) = _CLOSE.unpack_from(payload)  # fmt: skip
     _check_identity(key, high << 64 | low, span_id, sampled)
     _times((received_ns, sent_ns))
-    if sent_ns < received_ns or output_tokens < 0 or cached_tokens < 0:
+    if sent_ns < received_ns or output_tokens < 0:
         raise Malformed("a request out of bounds")
     strings = _Strings(payload, _CLOSE.size)
     record = RequestRecord(
@@ -369,7 +369,7 @@ def _decode_close(payload: bytes, origin: Origin) -> RequestRecord:
         sent_ns=sent_ns,
         prompt_tokens=_optional(prompt_tokens),
         output_tokens=output_tokens,
-        cached_tokens=cached_tokens,
+        cached_tokens=_optional(cached_tokens),
         max_tokens=_optional(max_tokens),
         temperature=_optional_float(temperature),
         top_p=_optional_float(top_p),

@@ -90,7 +90,7 @@ REQUESTS = Table(
         _ns("sent_ns", "last byte sent, or the abort"),
         _count("prompt_tokens", "tokens of the prompt", True),
         _count("output_tokens", "tokens made"),
-        _count("cached_tokens", "of the prompt, found in the prefix cache"),
+        _count("cached_tokens", "of the prompt, found in the prefix cache; null: not told", True),
         _count("max_tokens", "asked for", True),
         Column("temperature", "double", "asked for", True),
         Column("top_p", "double", "asked for", True),

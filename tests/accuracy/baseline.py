@@ -85,7 +85,7 @@ def _fact(table: pa.Table, at: str, how_much: str) -> _Fact:
 _OWN: dict[str, Callable[[Account], float]] = {
     "frontend.in": lambda a: (a.record.queued_ns or a.record.sent_ns) - a.record.received_ns,
     "frontend.out": lambda a: a.record.sent_ns - (a.record.finished_ns or a.record.sent_ns),
-    "prefill.compute": lambda a: (a.record.prompt_tokens or 0) - a.record.cached_tokens,
+    "prefill.compute": lambda a: (a.record.prompt_tokens or 0) - (a.record.cached_tokens or 0),
     "decode.compute": lambda a: a.record.output_tokens,
 }
 

@@ -241,7 +241,7 @@ class Lives:
             sent_ns=sent_ns,
             prompt_tokens=None if reply is None else reply.prompt_tokens,
             output_tokens=tokens,
-            cached_tokens=(reply.cached_tokens if reply is not None else None) or 0,
+            cached_tokens=None if reply is None else reply.cached_tokens,
             max_tokens=None,
             temperature=None,
             top_p=None,

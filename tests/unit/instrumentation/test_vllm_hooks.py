@@ -481,6 +481,17 @@ def test_a_request_from_its_call_to_its_last_byte(requests: RequestWatch, read: 
     assert record.sent_ns >= (record.first_sent_ns or 0)
 
 
+def test_a_version_that_tells_nothing_of_the_cache_found_not_nothing_in_it(
+    requests: RequestWatch, read: Any
+) -> None:
+    front = FrontEnd(requests)
+    front.requests = [engine_request("a")]
+    front.outputs = [[engine_output("a", 1, finish_reason="stop")]]
+    front.call()
+    (record,) = closed(read(requests.ring))
+    assert record.output_tokens == 1 and record.cached_tokens is None
+
+
 def test_the_engine_may_have_it_before_its_sender_goes_on(
     requests: RequestWatch, read: Any
 ) -> None:

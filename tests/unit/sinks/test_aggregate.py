@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import made
@@ -130,6 +131,22 @@ def test_steps() -> None:
     assert sum(values(state, catalog.STEP_PART).values()) == pytest.approx(0.04)
     assert values(state, catalog.REQUESTS_WAITING) == {"": 7}
     assert values(state, catalog.PREEMPTIONS) == {"": 3}
+
+
+def test_what_an_engine_does_not_tell_of_its_steps_is_absent() -> None:
+    state = aggregate()
+    told_nothing = replace(
+        step(1, ("a",)),
+        schedule_ns=0,
+        prepare_ns=0,
+        sample_ns=0,
+        kv_blocks_used=0,
+        kv_blocks_total=0,
+    )
+    state.add(batch(steps=(told_nothing,)))
+    shown = values(state, catalog.STEP_PART)
+    assert not any(part in label for label in shown for part in ("schedule", "prepare", "sample"))
+    assert family(state, catalog.KV_BLOCKS_USED) is family(state, catalog.KV_BLOCKS_LIMIT) is None
 
 
 def test_clients_cannot_fill_the_labels_with_models_that_are_not_served() -> None:
