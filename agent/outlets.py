@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from dsagent.agent import tenant_header
 from dsagent.agent.facts import Target
 from dsagent.agent.guard import attempt
 from dsagent.agent.resource import resource_overrides
@@ -92,8 +93,11 @@ class OutletOptions:
     otlp_receive_grpc: str | None = None
 
 
-def make_sinks(options: OutletOptions, target: Target) -> list[Sink]:
-    """The sinks asked for, not started; imports only what they need. Raises DsagentError."""
+def make_sinks(
+    options: OutletOptions, target: Target, tell: Callable[[str], None] = lambda _line: None
+) -> list[Sink]:
+    """The sinks asked for, not started; imports only what they need. Raises DsagentError.
+    `tell`: what alerts say, for people."""
     slo = None if options.slo is None else load_slo(options.slo)
     limits = Limits() if slo is None else slo.limits
     # One for all: a request is kept by every sink or by none.
@@ -103,10 +107,15 @@ def make_sinks(options: OutletOptions, target: Target) -> list[Sink]:
     figures: SloFigures | None = None
     if slo is not None:
         from dsagent.agent.sinks.slo import SloSink
+        from dsagent.agent.slo.alert import alert_line
         from dsagent.agent.slo.evaluator import Evaluator
 
         evaluator = Evaluator(slo)
-        sinks.append(SloSink(slo, evaluator))
+        sinks.append(SloSink(slo, evaluator, on_alert=lambda alert: tell(alert_line(alert))))
+        if any("tenant" in each.by or each.tenant is not None for each in limits.entries):
+            remark = tenant_header.remark(slo.tenant_header, target.pid)
+            if remark is not None:
+                tell(remark)
         figures = SloFigures(evaluator)
     if options.record is not None:
         from dsagent.agent.sinks.recording import RecordingSink

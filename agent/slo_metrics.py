@@ -92,17 +92,18 @@ SLO_METRICS = (
 
 
 class SloFigures:
-    """Shows an evaluator's state in a store, once a second."""
+    """Shows an evaluator's state in stores, in each once a second."""
 
     def __init__(self, evaluator: Evaluator) -> None:
         self._evaluator = evaluator
-        self._shown_ns: int | None = None
+        self._shown_ns: dict[Store, int] = {}  # when, in each: there are as many as sinks
 
     def show(self, store: Store) -> None:
         evaluator = self._evaluator
-        if self._shown_ns is not None and evaluator.now_ns - self._shown_ns < SHOWN_EVERY_NS:
+        shown_ns = self._shown_ns.get(store)
+        if shown_ns is not None and evaluator.now_ns - shown_ns < SHOWN_EVERY_NS:
             return
-        self._shown_ns = evaluator.now_ns
+        self._shown_ns[store] = evaluator.now_ns
         store.set(SLO_BLIND, float(evaluator.is_blind), {})
         store.clear(SLO_BURN_RATE)
         for series in evaluator.series.values():

@@ -7,6 +7,7 @@ stamped where it happens, and a token is one `send`.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 from time import monotonic_ns, time
 
@@ -27,6 +28,7 @@ from .protocol import ApiError, Ask, parse_ask, parse_body
 from .reply import Reply
 
 _MAX_HEADER_CHARS = 256  # of an identifier that a client sends along
+_TENANT_HEADER = os.environ.get("DSAGENT_TENANT_HEADER", "x-tenant-id").lower().encode()
 
 
 class Generate:
@@ -70,7 +72,7 @@ class Generate:
             received_ns=received_ns,
             traceparent=_header(headers, b"traceparent"),
             external_id=_header(headers, b"x-request-id"),
-            tenant=_header(headers, b"x-tenant-id"),
+            tenant=_header(headers, _TENANT_HEADER),
         )
 
     async def _generate(self, raw: bytes, answer: _Answer) -> None:

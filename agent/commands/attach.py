@@ -203,7 +203,7 @@ def attach(
             f"attached to {target.comm} (pid {target.pid}), engine {target.engine}; Ctrl-C ends it"
         )
 
-    sinks = make_sinks(options, target)
+    sinks = make_sinks(options, target, progress.say)
     session = Session(
         target,
         sinks,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dsagent.agent.account import Culprit
+from dsagent.agent.procfs import escape
 from dsagent.agent.slo.causes import OWN_WORK, Explanation
 from dsagent.agent.slo.limits import Objective
 
@@ -37,6 +38,14 @@ class Alert:
     now_ns: int
     explanation: Explanation = field(default_factory=Explanation)
     figures: dict[str, str] = field(default_factory=dict)
+
+
+def alert_line(alert: Alert) -> str:
+    """One line for a terminal."""
+    severity = alert.labels.get("severity", "page")
+    what = "resolved" if alert.status == "resolved" else f"{severity} ({alert.state})"
+    whose = f" [{alert.labels['slo']}]" if "slo" in alert.labels else ""
+    return escape(f"{what}{whose}: {alert.summary}", limit=400)
 
 
 def burn_text(objective: Objective, burn: float | None, bad: int, events: int) -> str:
