@@ -131,18 +131,17 @@ def _memory(made: dashboard.Dashboard) -> None:
     )
     made.with_panel(
         lines(
-            "Requests admitted and ended",
+            "Requests ended",
             "reqps",
-            "Arrivals above endings for long is what fills the queue.",
+            "Falls while the queue grows: the engine got slower. Stays: it is at its limit.",
             query(f"sum({rate(catalog.REQUESTS, OF_REQUESTS)})", "ended"),
         )
     )
     made.with_panel(
         lines(
-            "Tokens per running request",
+            "KV blocks per running request",
             "short",
-            "KV blocks in use per request running: growing contexts fill the cache without more "
-            "requests.",
+            "Growing contexts fill the cache without any more requests.",
             query(
                 ratio(
                     f"sum({series(catalog.KV_BLOCKS_USED)})",

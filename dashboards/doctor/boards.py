@@ -11,6 +11,7 @@ from dsagent.dashboards.doctor.findings import Asked, Finding, Problem, one_line
 
 MOST_PANELS = 2_000
 MOST_ASKED = 10_000
+MOST_VARIABLE_CHARS = 2_000
 OLDEST_SCHEMA = 36  # Grafana 9; older ones are migrated by guessing
 
 _VARIABLE = re.compile(r"^\$(?:\{(\w+)(?:[:.][^}]*)?\}|(\w+)|\[\[(\w+)\]\])$|^\[\[(\w+)\]\]$")
@@ -163,6 +164,8 @@ class Board:
 def variable_expression(text: str) -> str | None:
     """What a variable's query asks of the metrics, as PromQL; None where it asks none."""
     text = text.strip()
+    if len(text) > MOST_VARIABLE_CHARS:
+        return None
     if found := _LABEL_VALUES.match(text):
         # A label of a metric, as an aggregate that needs that label.
         return f"group by ({found['label']}) ({found['of']})" if found["of"] else None

@@ -101,12 +101,13 @@ class _Judge:
 
     def judge(self, asked: Asked, report: Report) -> None:
         def say(problem: Any, message: str) -> None:
-            report.findings.append(Finding(report.path, asked.where, problem, message, asked.expr))
+            expr = asked.expr[: expression.MOST_CHARS]
+            report.findings.append(Finding(report.path, asked.where, problem, message, expr))
 
-        filled, unknown = expression.fill_in(asked.expr, asked.variables)
-        for name in sorted(unknown):
-            say("variable", f"${name}: the board has no such variable")
         try:
+            filled, unknown = expression.fill_in(asked.expr, asked.variables)
+            for name in sorted(unknown):
+                say("variable", f"${name}: the board has no such variable")
             reading = read(expression.parse(filled), self._labels_of)
         except NotPromqlError as error:
             say("syntax", str(error))

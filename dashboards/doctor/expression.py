@@ -44,7 +44,9 @@ def fill_in(expr: str, variables: Mapping[str, str | None]) -> tuple[str, set[st
     """The expression for any value of its variables, and those that nobody knows.
 
     A matcher with a variable in its value matches all; elsewhere a variable becomes a value that
-    it may have, or what may stand there."""
+    it may have, or what may stand there. NotPromqlError where it is too long to look at."""
+    if len(expr) > MOST_CHARS:
+        raise NotPromqlError(f"it is longer than anybody could read ({len(expr)} characters)")
     unknown: set[str] = set()
 
     def know(match: re.Match[str]) -> str:

@@ -24,6 +24,10 @@ ADDED_BY_SERVERS = frozenset(
 )
 
 
+class RefusedError(InputError):
+    """A server understood what it was asked, and says no."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     labels: Mapping[str, str]
@@ -101,7 +105,10 @@ class Prometheus:
 
     def samples(self, name: str) -> Sequence[Sample]:
         if name not in self._cache:
-            data = self._get("query", query=f"{{__name__={json.dumps(name)}}}")
+            try:
+                data = self._get("query", query=f"{{__name__={json.dumps(name)}}}")
+            except RefusedError:
+                data = None
             found = data.get("result") if isinstance(data, dict) else None
             self._cache[name] = [
                 sample for each in (found or ())[:MOST_SAMPLES] if (sample := _sample(each))
@@ -114,7 +121,7 @@ class Prometheus:
     def ask(self, expr: str) -> Answer | None:
         try:
             data = self._get("query", query=expr)
-        except InputError as error:
+        except RefusedError as error:
             return Answer(0, str(error))
         result = data.get("result") if isinstance(data, dict) else None
         return Answer(len(result) if isinstance(result, list) else 0)
@@ -129,7 +136,7 @@ class Prometheus:
             raise InputError(f"{url} does not answer in JSON") from error
         if not isinstance(answer, dict) or answer.get("status") != "success":
             reason = answer.get("error") if isinstance(answer, dict) else answer
-            raise InputError(one_line(reason))
+            raise RefusedError(one_line(reason))
         return answer.get("data")
 
 

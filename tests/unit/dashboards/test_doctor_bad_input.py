@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +151,49 @@ def test_a_clean_check_and_generate_end_with_0(tmp_path: Path) -> None:
 def test_wrong_use_is_one_line_and_exit_2() -> None:
     ended = dashboards("chekc")
     assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
+
+
+class _Server(BaseHTTPRequestHandler):
+    """As Prometheus answers, until it is asked to evaluate anything: then it hangs up."""
+
+    def do_GET(self) -> None:
+        self._answer({"status": "success", "data": ["vllm:num_requests_running"]})
+
+    def do_POST(self) -> None:
+        self.close_connection = True
+
+    def _answer(self, document: dict[str, Any]) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base's name
+        """Nothing."""
+
+
+def test_a_server_that_goes_away_is_no_dead_panel(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"panels": [{"targets": [{"expr": "vllm:num_requests_running"}]}]}')
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        known = connect(f"http://127.0.0.1:{server.server_address[1]}")
+        with pytest.raises(InputError, match="does not answer"):
+            check([path], known)
+        server.shutdown()
+
+
+def test_what_would_take_for_ever_is_left_to_the_server(tmp_path: Path) -> None:
+    page = 'x{a="' + "a" * 900 + '"} 1\n'
+    exprs = ['x{a=~"(a+)+b"}', 'x{a=~"a*a*a*a*a*b"}', "$x" * 2_000_000, '"' * 99_999]
+    variables = [{"name": "v", "type": "query", "query": "label_values(" + ", " * 999_999}]
+    board = {
+        "panels": [{"targets": [{"expr": expr}]} for expr in exprs],
+        "templating": {"list": variables},
+    }
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(board))
+    (report,) = check([path], Scrape(page, "it"))
+    assert [finding.problem for finding in report.findings] == ["syntax", "syntax"]
+    assert len(json.dumps([finding.to_json() for finding in report.findings])) < 300_000
