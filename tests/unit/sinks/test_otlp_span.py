@@ -136,8 +136,14 @@ def test_what_is_remembered_is_bounded() -> None:
 )
 def test_numbers_that_otlp_cannot_hold_are_errors(changes: dict[str, object]) -> None:
     fields: dict[str, object] = {
-        "name": "s", "kind": "INTERNAL", "trace_id": 1, "span_id": 1, "parent_span_id": None,
-        "start_ns": 0, "end_ns": 0, "attributes": {},
+        "name": "s",
+        "kind": "INTERNAL",
+        "trace_id": 1,
+        "span_id": 1,
+        "parent_span_id": None,
+        "start_ns": 0,
+        "end_ns": 0,
+        "attributes": {},
     }
     with pytest.raises((ValueError, OverflowError)):
         span_bytes(Span(**{**fields, **changes}), ANCHOR)  # type: ignore[arg-type]
