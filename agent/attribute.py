@@ -13,17 +13,26 @@ has no evidence of its own, stays unattributed.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dsagent.agent.account import Account, Evidence, How, Part
 from dsagent.agent.fact_store import FactStore
 from dsagent.agent.join import Joiner, Watched, no_more_than
 from dsagent.agent.model import CleanStepModel, shape
+from dsagent.agent.others import (
+    WAITS,
+    by_others,
+    equally,
+    interference,
+    tokens_held,
+    tokens_prefilled,
+    tokens_scheduled,
+)
 from dsagent.agent.pieces import EXECUTING, Blame, Delay, Piece, Section, split
 from dsagent.agent.runs import Runs
 from dsagent.agent.sheet import UNATTRIBUTED, Charge, Stretch, sum_up
-from dsagent.instrumentation.records import Admission, Phase, RequestRecord, Share, Step
+from dsagent.instrumentation.records import Phase, RequestRecord, Share
 
 STALL_NS = 2_000_000_000
 STALL_STEPS = 10
@@ -183,7 +192,7 @@ def _in_engine(
             return
         if piece.start_ns == at_ns and (end := runs.end(i)) > i:
             until_ns = view.pieces[end - 1].end_ns
-            yield Stretch(at_ns, until_ns, list(runs.charges(i, end, _interference)))
+            yield Stretch(at_ns, until_ns, list(runs.charges(i, end, interference)))
             at_ns = until_ns
             continue
         if piece.start_ns > at_ns:
@@ -292,21 +301,21 @@ def _waiting(section: Section, piece: Piece, queued_ns: int, key: int, how: How)
     step = piece.step
     if section.kind == "gap":
         return [*charges, Charge("engine.gap", rest_ns)]
-    cause, weigh = _WAITS.get(step.admission, ("queue.wait", _one))
+    cause, weigh = WAITS.get(step.admission, ("queue.wait", equally))
     if queued_ns > step.start_ns + step.schedule_ns:
         # It came when this step's batch was already chosen: it waits for those in it.
-        cause, weigh = "queue.wait", _scheduled
-    return [*charges, _by_others(cause, rest_ns, step, key, weigh, how)]
+        cause, weigh = "queue.wait", tokens_scheduled
+    return [*charges, by_others(cause, rest_ns, step, key, weigh, how)]
 
 
 def _passed_over(section: Section, piece: Piece, key: int, *, preempted: bool) -> list[Charge]:
     """Admitted before, but not in this step."""
     charges, rest_ns = _explained(section, piece)
     if preempted:
-        return [*charges, _by_others("preempted", rest_ns, piece.step, key, _held)]
+        return [*charges, by_others("preempted", rest_ns, piece.step, key, tokens_held)]
     if section.kind == "gap":
         return [*charges, Charge("engine.gap", rest_ns)]
-    return [*charges, _by_others("batch.not_scheduled", rest_ns, piece.step, key, _prefilled)]
+    return [*charges, by_others("batch.not_scheduled", rest_ns, piece.step, key, tokens_prefilled)]
 
 
 def _explained(section: Section, piece: Piece) -> tuple[list[Charge], int]:
@@ -367,17 +376,11 @@ def _forward(rest_ns: int, piece: Piece, share: Share, model: CleanStepModel) ->
     yield Charge("decode.compute" if decoding else "prefill.compute", own_ns, how)
     yield Charge("batch.decode_sharing", decodes_ns, how, tokens=other_decodes)
     if prefills_ns:
-        by_request = _interference(prefills_ns, piece, share)
+        by_request = interference(prefills_ns, piece, share)
         yield Charge(
             "batch.prefill_interference", prefills_ns, how, by_request, tokens=other_prefill
         )
     yield Charge(UNATTRIBUTED, rest_ns - own_ns - decodes_ns - prefills_ns)
-
-
-def _interference(ns: int, piece: Piece, share: Share) -> dict[int, int]:
-    """Whose prefill is to blame for `ns` of the forward pass."""
-    blamed = [s for s in piece.step.shares if s.phase is Phase.PREFILL and s is not share]
-    return _shared_out(ns, blamed, _scheduled)
 
 
 def _rest_ns(section: Section) -> int:
@@ -386,53 +389,3 @@ def _rest_ns(section: Section) -> int:
 
 def _delays(delays: Sequence[Delay]) -> list[Charge]:
     return [Charge(d.cause, d.ns, blames=d.blames, facts=d.facts) for d in delays]
-
-
-def _by_others(
-    cause: str,
-    ns: int,
-    step: Step,
-    key: int,
-    weigh: Callable[[Share], int],
-    how: How = "measured",
-) -> Charge:
-    others = [share for share in step.shares if share.request_key != key]
-    if not others:
-        return Charge("engine.gap", ns)
-    tokens = sum(share.scheduled_tokens for share in others)
-    return Charge(cause, ns, how, _shared_out(ns, others, weigh), tokens=tokens)
-
-
-def _shared_out(ns: int, shares: Sequence[Share], weigh: Callable[[Share], int]) -> dict[int, int]:
-    """request_key → its part of `ns`, by weight; alike where nobody weighs anything."""
-    weights = [weigh(share) for share in shares]
-    if not any(weights):
-        weights = [1] * len(shares)
-    by_request: dict[int, int] = {}
-    for share, size in zip(shares, split(ns, weights), strict=True):
-        if size:  # a step that names a request twice charges it twice
-            by_request[share.request_key] = by_request.get(share.request_key, 0) + size
-    return by_request
-
-
-def _scheduled(share: Share) -> int:
-    return share.scheduled_tokens
-
-
-def _prefilled(share: Share) -> int:
-    return share.scheduled_tokens if share.phase is Phase.PREFILL else 0
-
-
-def _held(share: Share) -> int:
-    return share.context_tokens + share.scheduled_tokens
-
-
-def _one(share: Share) -> int:
-    return 1
-
-
-# Why it waits, by what the scheduler says, and how the blame is shared out.
-_WAITS: Mapping[Admission, tuple[str, Callable[[Share], int]]] = {
-    Admission.NO_KV_BLOCKS: ("queue.kv_blocks", _held),
-    Admission.NO_BUDGET: ("batch.not_scheduled", _prefilled),
-}

@@ -1,8 +1,8 @@
 """Recorded facts, and what they are to be attributed to: the same, exactly, ever again.
 
-`python tests/accuracy/replay.py` makes a new recording on a real engine under real
-faults; `--restate` keeps the recorded facts and stores what they are attributed to now,
-for a change of the attribution that is meant.
+`python tests/accuracy/replay.py --record` makes a new recording on a real engine under
+real faults, in place of the old one; `--restate` keeps the recorded facts and stores what
+they are attributed to now, for a change of the attribution that is meant.
 """
 
 from __future__ import annotations
@@ -162,8 +162,10 @@ def _write(path: Path, content: bytes) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--restate", action="store_true", help="keep the facts")
-    if not parser.parse_args().restate:
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--record", action="store_true", help="in place of the facts that are there")
+    which.add_argument("--restate", action="store_true", help="keep the facts")
+    if parser.parse_args().record:
         record()
     print(f"{restate()} accounts stored; facts {FACTS.stat().st_size >> 10} KiB, ", end="")
     print(f"attribution {ATTRIBUTION.stat().st_size >> 10} KiB")
