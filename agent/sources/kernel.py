@@ -37,7 +37,6 @@ from dsagent.agent.sources.bpf.ringbuf import FactRing
 from dsagent.agent.sources.open_intervals import OpenIntervals
 
 _FACTS_A_POLL_MAX = 200_000
-_NAMES_MAX = 8192
 # A program that had taken its time stamp when a poll began has ended this much later.
 _MARGIN_NS = 100_000
 _CPUS_EVERY_NS = 1_000_000_000
