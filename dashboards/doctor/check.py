@@ -18,7 +18,7 @@ from dsagent.dashboards.doctor.quiet import excuse, may_have
 from dsagent.dashboards.doctor.renames import SUFFIXES, rename_of
 from dsagent.dashboards.doctor.tree import Foreseen, Selector, read
 
-CLOSE = 0.8  # of 1: a name so alike may be what was meant
+CLOSE = 0.9  # of 1: a name so alike may be what was meant
 
 
 @dataclass(slots=True)

@@ -45,6 +45,7 @@ def series_of(metric: Metric) -> tuple[str, ...]:
     return (metric.prometheus,)
 
 
+_OF_ENGINE = frozenset(name for metric in catalog.ENGINE_METRICS for name in series_of(metric))
 OURS = {name: metric for metric in catalog.CATALOGUE for name in series_of(metric)}
 
 
@@ -70,6 +71,8 @@ def excuse(series: str, known: Known) -> str | None:
         return None
     if metric in catalog.SLO_METRICS:
         return _of_objectives(metric, known)
+    if metric in catalog.ENGINE_METRICS and known.names().isdisjoint(_OF_ENGINE):
+        return "the bundled engine shows it, and its /metrics is not scraped here"
     for metrics, reason in _WHEN:
         if metric in metrics:
             return reason

@@ -202,7 +202,7 @@ def test_rules_are_checked_and_what_they_record_is_known(tmp_path: Path) -> None
     ]
 
 
-def families() -> list[Family]:
+def state_of_agent() -> list[Family]:
     """What a session of every kind shows, but for devices."""
     state = Aggregate(Limits(), Sampler(rate=1.0), {})
     samples = [
@@ -227,11 +227,16 @@ def families() -> list[Family]:
             sinks=(SinkStatus("otlp", 1, 1),),
         )
     )
+    return state.collect()
+
+
+def families() -> list[Family]:
+    """And the engine's own page with it."""
     engine = [
         Family(metric, (NumberPoint((("cache_name", "prefix"),), 1.0),))
         for metric in (catalog.CACHE_HIT, catalog.CACHE_REQUEST)
     ]
-    return [*state.collect(), *engine]
+    return [*state_of_agent(), *engine]
 
 
 def own(page: str) -> list[Report]:
@@ -269,3 +274,12 @@ def test_a_source_that_is_well_has_no_excuse() -> None:
         'dsagent_source_state{source="nvml",state="unavailable"} 0.0',
     )
     assert any("hw_power_watts" in each for each in said(own(page)))
+
+
+def test_without_the_engines_own_page_its_metrics_are_quiet_and_with_half_of_it_dead() -> None:
+    page = render(state_of_agent(), openmetrics=False)
+    reports = own(page)
+    assert said(reports) == []
+    assert any("not scraped here" in quiet.reason for report in reports for quiet in report.quiet)
+    half = "cache_request_total 1\n"
+    assert any("there is no cache_hit_total" in each for each in said(own(page + half)))
