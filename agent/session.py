@@ -18,7 +18,7 @@ from dsagent.agent.accountant import Accountant
 from dsagent.agent.clock import Clock
 from dsagent.agent.control import ControlServer
 from dsagent.agent.engine_spans import EngineSpans
-from dsagent.agent.errors import CANNOT_ATTACH, USAGE, DsagentError
+from dsagent.agent.errors import CANNOT_ATTACH, DsagentError
 from dsagent.agent.facts import (
     Event,
     Facts,
@@ -31,12 +31,14 @@ from dsagent.agent.facts import (
 )
 from dsagent.agent.feeds import Feeds
 from dsagent.agent.guard import attempt
-from dsagent.agent.ledger import BYS, KEEP_NS, Ledger
+from dsagent.agent.ledger import Ledger
 from dsagent.agent.normal_keeper import NormalKeeper
 from dsagent.agent.outlets import Outlets
 from dsagent.agent.overhead import OverheadMeter, Window, hooks_ns
 from dsagent.agent.probes import Tier
-from dsagent.agent.sinks.base import Explained, Sink, SinkStatus
+from dsagent.agent.question import parse_question
+from dsagent.agent.sink_news import SinkNews
+from dsagent.agent.sinks.base import Explained, Sink
 from dsagent.agent.statuses import sink_json, source_json
 from dsagent.agent.stepping import Stepping
 from dsagent.agent.target import check_alive
@@ -55,7 +57,6 @@ SINK_DEADLINE_S = 5.0
 SETTLE_NS = 500_000_000  # after the end, facts still to come are waited for at most this long
 READ_ON_NS = 2_000_000_000  # and what still lies in the rings is read for at most this long
 SETTLE_TICK_S = 0.02
-MAX_NOTICES = 20  # of sinks, told to people
 GIVE_UP_NS = 10_000_000_000  # beyond any patience: accounts are made of what there is
 
 
@@ -198,8 +199,7 @@ class Session:
         )
         self._least_tick_ns = TICK_NS
         self._pending_events: list[Event] = []
-        self._told_ended: set[str] = set()
-        self._told_notices: set[tuple[str, str]] = set()
+        self._sink_news = SinkNews(self._on_trouble)
 
     def _tick(self, now_ns: int) -> int:
         """Moves what has come; returns when to tick again, in ns from now."""
@@ -236,7 +236,7 @@ class Session:
         events += self._pending_events
         self._pending_events = []
         sinks = self._outlets.statuses()
-        events += self._tell_ended(sinks, now_ns)
+        events += self._sink_news.of(sinks, now_ns)
         self._outlets.take(
             Explained(
                 target=self.target,
@@ -270,25 +270,6 @@ class Session:
         for event in events:
             self._on_trouble(event.message)
         self._pending_events += events
-
-    def _tell_ended(self, sinks: Sequence[SinkStatus], now_ns: int) -> list[Event]:
-        """Of each sink that takes no more, once: an event for the others, a line for people.
-        Likewise of each notice."""
-        events = []
-        for status in sinks:
-            notice = (status.name, status.notice)
-            is_new = status.notice and notice not in self._told_notices
-            if is_new and len(self._told_notices) < MAX_NOTICES:
-                self._told_notices.add(notice)
-                message = f"sink {status.name}: {status.notice}"
-                events.append(Event("sink.notice", now_ns, message))
-                self._on_trouble(message)
-            if status.ended and status.name not in self._told_ended:
-                self._told_ended.add(status.name)
-                message = f"sink {status.name} takes no more: {status.reason}"
-                events.append(Event("sink.ended", now_ns, message))
-                self._on_trouble(message)
-        return events
 
     def _due_ns(self, now_ns: int) -> int:
         """While steps still lie unread, the accountant's time is that of the last one read: what
@@ -391,7 +372,7 @@ class Session:
         self._feeds.stop()
         self._outlets.stop(SINK_DEADLINE_S)
         sinks = self._outlets.statuses()
-        self._tell_ended(sinks, ended_ns)
+        self._sink_news.of(sinks, ended_ns)
         return {
             "target": {
                 **asdict(self.target),
@@ -416,33 +397,24 @@ class Session:
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """A question from the control socket. Raises DsagentError (exit 2) for a bad one."""
+        question = parse_question(request)
         now_ns = time.monotonic_ns()
-        last_ns = request.get("last_ns", KEEP_NS)
-        by = request.get("by", "e2e")
-        wanted = request.get("id")
-        if (
-            not isinstance(last_ns, int)
-            or by not in BYS
-            or not isinstance(wanted, (str, type(None)))
-        ):
-            raise DsagentError("not a request this agent understands", exit_code=USAGE)
         self._tick(now_ns)
-        match request.get("op"):
+        match question.op:
             case "explain":
                 return self.ledger.explain(
-                    wanted,
+                    question.wanted,
                     now_ns=now_ns,
-                    last_ns=last_ns,
-                    by=by,
+                    last_ns=question.last_ns,
+                    by=question.by,
                     unfinished=lambda: self._accountant.open_accounts(now_ns),
                     find=lambda wanted: self._accountant.find(wanted, now_ns),
                 )
             case "why":
-                return self.ledger.why(now_ns=now_ns, last_ns=last_ns)
+                return self.ledger.why(now_ns=now_ns, last_ns=question.last_ns)
             case "detach":
                 self.stop()
                 return {}
-        raise DsagentError("not a request this agent understands", exit_code=USAGE)
 
 
 def _facts_complete_ns(brought: Sequence[Readings]) -> int | None:
