@@ -1,6 +1,6 @@
 """What is worth a line in a log, with the trace ids of the requests concerned.
 
-Events of the agent (a stalled loop, a lost source, an alert), and each kept request that was slow
+Events of the agent (a stalled loop, a lost source), its alerts, and each kept request that was slow
 or failed, in the words that `explain` has for it. Pure.
 """
 
@@ -14,6 +14,7 @@ from dsagent.agent.account import Account
 from dsagent.agent.facts import Event
 from dsagent.agent.masking import mask
 from dsagent.agent.sampling import Decision
+from dsagent.agent.slo.alert import Alert, alert_line
 from dsagent.agent.wording import because, ms
 from dsagent.instrumentation import names
 from dsagent.instrumentation.records import RequestOpen
@@ -89,6 +90,29 @@ class LogLines:
             attributes,
             None if only is None else only.trace_id,
             None if only is None else only.span_id,
+        )
+
+    def of_alert(self, alert: Alert) -> LogLine:
+        """One that fires or is resolved, with the trace ids that show it."""
+        attributes: dict[str, str | int | float | tuple[str, ...]] = {
+            "dsagent.alert.name": alert.name,
+            "dsagent.alert.state": alert.state,
+            **{f"dsagent.alert.{name}": value for name, value in alert.labels.items()},
+        }
+        exemplars = alert.explanation.exemplars[:MAX_TRACE_IDS]
+        if exemplars:
+            attributes[TRACE_IDS] = tuple(exemplars)
+        if alert.status == "resolved":
+            severity = INFO
+        else:
+            severity = WARN if alert.labels.get("severity") == "ticket" else ERROR
+        return LogLine(
+            alert.now_ns,
+            severity,
+            f"dsagent.alert.{alert.status}",
+            self._mask(alert_line(alert)),
+            attributes,
+            int(exemplars[0], 16) if len(exemplars) == 1 else None,
         )
 
     def of_request(self, account: Account, decision: Decision) -> LogLine | None:

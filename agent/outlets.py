@@ -22,6 +22,7 @@ from dsagent.agent.slo import Limits, load_slo
 from dsagent.agent.slo_metrics import SloFigures
 
 if TYPE_CHECKING:
+    from dsagent.agent.slo.alert import Alert
     from dsagent.agent.sources.otlp_receiver.source import OtlpReceiver
 
 
@@ -104,6 +105,7 @@ def make_sinks(
     sampler = Sampler(rate=options.sample_rate, override_sampled_0=options.override_sampled_0)
     resource = resource_overrides(os.environ)
     sinks: list[Sink] = []
+    alerted: list[Callable[[Alert], None]] = []
     figures: SloFigures | None = None
     if slo is not None:
         from dsagent.agent.sinks.slo import SloSink
@@ -111,7 +113,8 @@ def make_sinks(
         from dsagent.agent.slo.evaluator import Evaluator
 
         evaluator = Evaluator(slo)
-        sinks.append(SloSink(slo, evaluator, on_alert=lambda alert: tell(alert_line(alert))))
+        alerted.append(lambda alert: tell(alert_line(alert)))
+        sinks.append(SloSink(slo, evaluator, on_alert=lambda alert: _tell_each(alerted, alert)))
         if any("tenant" in each.by or each.tenant is not None for each in limits.entries):
             remark = tenant_header.remark(slo.tenant_header, target.pid)
             if remark is not None:
@@ -143,23 +146,28 @@ def make_sinks(
         queue = None
         if options.otlp_queue is not None:
             queue = QueueOptions(options.otlp_queue, options.otlp_queue_max_bytes)
-        sinks.append(
-            OtlpSink(
-                config,
-                limits,
-                sampler=sampler,
-                resource=resource,
-                step_spans=options.step_spans,
-                queue=queue,
-                masked=options.masked,
-                slo=figures,
-            )
+        otlp = OtlpSink(
+            config,
+            limits,
+            sampler=sampler,
+            resource=resource,
+            step_spans=options.step_spans,
+            queue=queue,
+            masked=options.masked,
+            slo=figures,
         )
+        alerted.append(otlp.tell)
+        sinks.append(otlp)
         if (options.otlp_receive or options.otlp_receive_grpc) and config.traces is not None:
             from dsagent.agent.sinks.otlp_forward import OtlpForwardSink
 
             sinks.append(OtlpForwardSink(config.traces, queue))
     return sinks
+
+
+def _tell_each(alerted: Sequence[Callable[[Alert], None]], alert: Alert) -> None:
+    for tell in alerted:
+        tell(alert)
 
 
 def make_receiver(options: OutletOptions) -> OtlpReceiver | None:

@@ -31,11 +31,14 @@ from dsagent.agent.sinks.otlp_encode import items_body, log_message, metrics_req
 from dsagent.agent.sinks.otlp_span import span_bytes
 from dsagent.agent.sinks.outbox import Body, Outbox, Pulse
 from dsagent.agent.slo import Limits
+from dsagent.agent.slo.alert import Alert
 from dsagent.agent.slo_metrics import SloFigures
 from dsagent.instrumentation import names
 from dsagent.instrumentation.spans import Span, StepSpans, request_spans
 
 T = TypeVar("T")
+
+MAX_ALERTS = 256  # held until the next tick
 
 
 class OtlpSink:
@@ -68,6 +71,7 @@ class OtlpSink:
         self._held = HeldSteps()
         self._given_up = 0  # of the steps held, as told to the ledger
         self._lines = LogLines(masked=masked)
+        self._alerts: list[Alert] = []  # told, and not yet among the logs
         self._resource: dict[str, str | int] | None = None  # once there is a target
         self._anchor: ClockAnchor | None = None
         self._lock = threading.Lock()
@@ -104,6 +108,7 @@ class OtlpSink:
             if self._metrics_way is not None:
                 self._aggregate.add(batch)
             if self._logs_way is not None:
+                self._add_alerts(batch.anchor, batch.now_ns, self._logs_way.ledger)
                 self._add_logs(batch, self._logs_way.ledger)
             if self._traces_way is None:
                 return
@@ -113,6 +118,16 @@ class OtlpSink:
                 self._add_account(account, batch.anchor, batch.target)
             self._enqueue(self._held.due(batch.now_ns), batch.anchor)
             self._tell_given_up(self._traces_way.ledger)
+
+    def tell(self, alert: Alert) -> None:
+        """An alert, to go out with the logs of this tick or of the end. Never raises."""
+        with self._lock:
+            if self._logs_way is not None:
+                self._logs_way.ledger.made(1)
+                if len(self._alerts) < MAX_ALERTS:
+                    self._alerts.append(alert)
+                else:
+                    self._logs_way.ledger.dropped(1, "queue_full", "more alerts than are held")
 
     def status(self) -> SinkStatus:
         return summed(self.name, [way.ledger.status() for way in self._ways])
@@ -124,6 +139,8 @@ class OtlpSink:
                 return
             if self._anchor is not None and self._traces_way is not None:
                 self._enqueue(self._held.flush(), self._anchor)
+            if self._anchor is not None and self._logs_way is not None:
+                self._add_alerts(self._anchor, time.monotonic_ns(), self._logs_way.ledger)
             self._is_stopping = True
         for way in self._ways:
             way.begin_to_end(deadline)
@@ -157,6 +174,11 @@ class OtlpSink:
         attributes[names.ERROR_TYPE] = error = self._mask(root.error)
         return replace(root, attributes=attributes, error=error)
 
+    def _add_alerts(self, anchor: ClockAnchor, now_ns: int, ledger: DeliveryLedger) -> None:
+        lines = [self._lines.of_alert(alert) for alert in self._alerts]
+        self._alerts.clear()
+        self._put_lines(lines, anchor, now_ns, ledger)
+
     def _add_logs(self, batch: Explained, ledger: DeliveryLedger) -> None:
         self._lines.opened(batch.opened)
         lines: list[LogLine] = [self._lines.of_event(event) for event in batch.events]
@@ -166,17 +188,22 @@ class OtlpSink:
             line = self._lines.of_request(account, decision)
             if line is not None:
                 lines.append(line)
-        if lines:
-            made = _serialised(
-                lines,
-                lambda line: log_message(line, batch.anchor, batch.now_ns).SerializeToString(),
-                ledger,
-            )
-            _put(self._logs, made, ledger)
+        ledger.made(len(lines))
+        self._put_lines(lines, batch.anchor, batch.now_ns, ledger)
+
+    def _put_lines(
+        self, lines: Sequence[LogLine], anchor: ClockAnchor, now_ns: int, ledger: DeliveryLedger
+    ) -> None:
+        def encode(line: LogLine) -> bytes:
+            message: bytes = log_message(line, anchor, now_ns).SerializeToString()
+            return message
+
+        _put(self._logs, _serialised(lines, encode, ledger), ledger)
 
     def _enqueue(self, spans: Sequence[Span], anchor: ClockAnchor) -> None:
         if spans and self._traces_way is not None:
             ledger = self._traces_way.ledger
+            ledger.made(len(spans))
             made = _serialised(spans, lambda span: span_bytes(span, anchor), ledger)
             _put(self._spans, made, ledger)
 
@@ -205,8 +232,7 @@ class OtlpSink:
 def _serialised(
     items: Sequence[T], encode: Callable[[T], bytes], ledger: DeliveryLedger
 ) -> list[bytes]:
-    """Those that OTLP can hold; all count as made."""
-    ledger.made(len(items))
+    """Those that OTLP can hold."""
     made = []
     for item in items:
         try:

@@ -24,10 +24,11 @@ from otlp_back_ends import Certificates, free_port, grpc_back_end, make_certific
 from dsagent.agent.errors import DsagentError
 from dsagent.agent.facts import Event
 from dsagent.agent.sinks.base import SinkStatus
-from dsagent.agent.sinks.otlp import OtlpSink
+from dsagent.agent.sinks.otlp import MAX_ALERTS, OtlpSink
 from dsagent.agent.sinks.otlp_config import otlp_config
 from dsagent.agent.sinks.otlp_delivery import QueueOptions
 from dsagent.agent.slo import Limits
+from dsagent.agent.slo.alert import Alert
 
 FULL = batch(
     now_ns=record().sent_ns,
@@ -89,6 +90,23 @@ def test_all_three_signals_over_grpc() -> None:
         "gzip",
         "identity",
     }
+
+
+def test_an_alert_told_at_the_very_end_goes_out_too() -> None:
+    with grpc_back_end() as received:
+        environ = {**NO_METRICS, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+        sink = sink_to(f"http://127.0.0.1:{received.port}", environ)
+        sink.start()
+        sink.take(batch())
+        alert = Alert("DsagentBlind", "firing", "blind", {}, "nothing is seen any more", 1, 2)
+        for _ in range(MAX_ALERTS + 5):
+            sink.tell(alert)
+        sink.stop(20.0)
+    status = sink.status()
+    assert adds_up(status)
+    assert status.lost == {"queue_full": 5}
+    assert len(received.logs) == MAX_ALERTS
+    assert received.logs[0].event_name == "dsagent.alert.firing"
 
 
 def test_exponential_histograms_where_they_are_asked_for() -> None:

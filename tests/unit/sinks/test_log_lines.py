@@ -19,6 +19,8 @@ from dsagent.agent.log_lines import (
     LogLines,
 )
 from dsagent.agent.sampling import Decision
+from dsagent.agent.slo.alert import Alert
+from dsagent.agent.slo.causes import Explanation
 from dsagent.instrumentation.records import RequestOpen
 
 SLOW = Decision(True, "slo:ttft", slow=True)
@@ -94,3 +96,26 @@ def test_neither_what_is_not_kept_nor_what_was_not_slow_is_a_line() -> None:
     made = account()
     assert LogLines().of_request(made, replace(SLOW, keep=False)) is None
     assert LogLines().of_request(made, Decision(True, "parent")) is None
+
+
+def test_an_alert_is_a_line_with_the_traces_that_show_it() -> None:
+    ids = tuple(f"{number:032x}" for number in range(1, 4))
+    firing = Alert(
+        "DsagentSloBurn",
+        "firing",
+        "burning",
+        {"slo": "chat", "severity": "page", "tenant": "t1"},
+        "time per output token burning 14×, most of all by ada@example.org",
+        1,
+        9,
+        Explanation(exemplars=ids),
+    )
+    line = LogLines().of_alert(firing)
+    assert (line.event_name, line.severity, line.mono_ns) == ("dsagent.alert.firing", ERROR, 9)
+    assert "burning 14×, most of all by [email]" in line.text
+    assert line.attributes[TRACE_IDS] == ids
+    assert line.attributes["dsagent.alert.tenant"] == "t1"
+    over = LogLines().of_alert(replace(firing, status="resolved", state="recovered"))
+    assert (over.event_name, over.severity) == ("dsagent.alert.resolved", INFO)
+    ticket = LogLines().of_alert(replace(firing, labels={"severity": "ticket"}))
+    assert ticket.severity == WARN
