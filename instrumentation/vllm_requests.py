@@ -11,103 +11,24 @@ record of its own, all in one trace.
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from time import monotonic_ns
 from typing import Any
 
-from dsagent.instrumentation.context import TraceContext, random_id, request_context
+from dsagent.instrumentation.context import TraceContext, random_id
 from dsagent.instrumentation.layout import Role
 from dsagent.instrumentation.records import RequestOpen, RequestRecord, request_key
 from dsagent.instrumentation.ring_lazy import LazyRing
 from dsagent.instrumentation.ring_writer import RingWriter
+from dsagent.instrumentation.vllm_calls import Call, Life, Message, note_events, note_sent, shown_id
 from dsagent.instrumentation.vllm_patch import AnyFunction
 
 _MOST_LIVES = 65_536  # requests remembered between opening and closing
-_OPERATIONS = (
-    (re.compile(r"/(chat/completions|messages|responses)\b"), "chat"),
-    (re.compile(r"/(completions|generate)\b"), "text_completion"),
-    (re.compile(r"/(embeddings|pooling|classify|score|rerank)\b"), "embeddings"),
-)
-_TRACE_IN_ID = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})")  # X-Request-Id, as a last resort
-_QUEUED, _SCHEDULED = 1, 2  # EngineCoreEventType
-
 _MOST_UNDERWAY_NS = 10_000_000_000  # an output, from the engine core to the front end
 
-Message = dict[str, Any]
 Send = Callable[[Message], Awaitable[None]]
-
-
-class _Call:
-    """One HTTP call, or one use of the engine without HTTP."""
-
-    def __init__(self, scope: dict[str, Any] | None, model: str) -> None:
-        self.received_ns = monotonic_ns()
-        self.first_sent_ns: int | None = None
-        self.sent_ns: int | None = None  # the last byte
-        self.status = 0
-        self.model = model
-        self.path = "" if scope is None else str(scope.get("path", ""))
-        self.headers: dict[bytes, bytes] = {} if scope is None else dict(scope["headers"])
-        self.is_http = scope is not None
-        self.context: TraceContext | None = None
-        self.lives: list[_Life] = []
-        self.ended = False
-
-    def header(self, name: bytes) -> str | None:
-        raw = self.headers.get(name)
-        return None if raw is None else raw.decode("latin-1")
-
-    @property
-    def operation(self) -> str | None:
-        return next((what for where, what in _OPERATIONS if where.search(self.path)), None)
-
-    def trace(self, headers: Any) -> TraceContext:
-        """The first request's context; those that follow have spans of their own in its trace."""
-        if self.context is not None:
-            return TraceContext(
-                self.context.trace_id,
-                random_id(64),
-                self.context.parent_span_id,
-                self.context.sampled,
-            )
-        given = self.header(b"traceparent") or (headers or {}).get("traceparent")
-        context = request_context(given)
-        hidden = _TRACE_IN_ID.fullmatch(self.header(b"x-request-id") or "")
-        if context.parent_span_id is None and hidden is not None:
-            trace_id, span_id = (int(part, 16) for part in hidden.groups())
-            if trace_id and span_id:
-                context = TraceContext(trace_id, context.span_id, span_id, None)
-        self.context = context
-        return context
-
-
-class _Life:
-    """One request of the engine."""
-
-    def __init__(self, call: _Call, request: Any, context: TraceContext, request_id: str) -> None:
-        self.call = call
-        self.internal_id: str = request.request_id
-        self.key = request_key(self.internal_id)
-        self.request_id = request_id
-        self.context = context
-        params = getattr(request, "sampling_params", None)
-        self.max_tokens = getattr(params, "max_tokens", None)
-        self.temperature = getattr(params, "temperature", None)
-        self.top_p = getattr(params, "top_p", None)
-        tokens = getattr(request, "prompt_token_ids", None)
-        self.prompt_tokens = None if tokens is None else len(tokens)
-        self.lora = getattr(getattr(request, "lora_request", None), "lora_name", None)
-        self.tokenised_ns: int | None = None
-        self.queued_ns: int | None = None
-        self.first_scheduled_ns: int | None = None
-        self.first_token_ns: int | None = None
-        self.finished_ns: int | None = None
-        self.output_tokens = 0
-        self.cached_tokens: int | None = None  # until it is told, where a version tells it
-        self.finish_reason: str | None = None
 
 
 class RequestWatch:
@@ -115,8 +36,8 @@ class RequestWatch:
 
     def __init__(self) -> None:
         self.ring = LazyRing(self._make_ring)
-        self._call: ContextVar[_Call | None] = ContextVar("dsagent_call", default=None)
-        self._lives: dict[str, _Life] = {}  # by the engine's own id
+        self._call: ContextVar[Call | None] = ContextVar("dsagent_call", default=None)
+        self._lives: dict[str, Life] = {}  # by the engine's own id
         self._exports_spans = False
         self._model = ""
         self._refused = 0
@@ -145,7 +66,7 @@ class RequestWatch:
             async def told_send(message: Message) -> None:
                 await send(message)
                 try:
-                    _sent(call, message)
+                    note_sent(call, message)
                 except Exception:  # noqa: BLE001  vLLM must not see it; it is counted
                     self.ring.count_failure()
 
@@ -168,7 +89,7 @@ class RequestWatch:
             token = None
             call = self._current()
             if call is None:
-                call = _Call(None, self._model)
+                call = Call(None, self._model)
                 token = self._call.set(call)
             try:
                 return await original(client, *args, **kwargs)
@@ -235,7 +156,7 @@ class RequestWatch:
         if writer is not None:
             writer.heartbeat(monotonic_ns())
 
-    def _call_begins(self, app: Any, scope: Any) -> _Call | None:
+    def _call_begins(self, app: Any, scope: Any) -> Call | None:
         """The call to follow; None for one that cannot be a request, or is inside another."""
         kind = scope["type"]
         if kind == "lifespan":
@@ -248,9 +169,9 @@ class RequestWatch:
             return None
         if not self._model:
             self._model = _served_name(getattr(getattr(app, "state", None), "args", None))
-        return _Call(scope, self._model)
+        return Call(scope, self._model)
 
-    def _current(self) -> _Call | None:
+    def _current(self) -> Call | None:
         """The call that this runs in. A pipelined call is begun where the one before it ends, and
         a task may outlive the call that made it: what has ended is not the call of what follows."""
         call = self._call.get()
@@ -263,13 +184,14 @@ class RequestWatch:
         writer = self.ring.get()
         if writer is None:
             return
-        call = self._current() or _Call(None, self._model)
+        call = self._current() or Call(None, self._model)
         context = call.trace(getattr(request, "trace_headers", None))
-        life = _Life(call, request, context, _shown_id(request))
+        life = Life(call, request, context, shown_id(request))
         life.tokenised_ns = monotonic_ns()
         call.lives.append(life)
         if len(self._lives) >= _MOST_LIVES:
             del self._lives[next(iter(self._lives))]
+            self.ring.count_failure()
         self._lives[internal_id] = life
         writer.write(
             RequestOpen(
@@ -300,14 +222,14 @@ class RequestWatch:
                 cached_tokens = getattr(stats, "num_cached_tokens", None)
                 life.cached_tokens = None if cached_tokens is None else max(0, cached_tokens)
             if output.events and life.first_scheduled_ns is None:
-                _note_events(life, output.events)
+                note_events(life, output.events)
             reason = output.finish_reason
             if reason is not None:
                 self._ended(request_id, life, str(reason), moment_ns)
             elif request_id not in still_there:  # a stop string, found while detokenising
                 self._ended(request_id, life, "stop", moment_ns)
 
-    def _ended(self, internal_id: str, life: _Life, reason: str, moment_ns: int) -> None:
+    def _ended(self, internal_id: str, life: Life, reason: str, moment_ns: int) -> None:
         """The engine is done with it; the call is, too, where there is no HTTP."""
         self._lives.pop(internal_id, None)
         if life.finish_reason is None:
@@ -316,7 +238,7 @@ class RequestWatch:
         if not life.call.is_http:
             self._close(life, monotonic_ns(), None)
 
-    def _call_ends(self, call: _Call) -> None:
+    def _call_ends(self, call: Call) -> None:
         call.ended = True
         sent_ns = call.sent_ns or monotonic_ns()
         error = None
@@ -336,7 +258,7 @@ class RequestWatch:
             self._close(life, sent_ns, error)
             self._lives.pop(life.internal_id, None)
 
-    def _close(self, life: _Life, sent_ns: int, error: str | None) -> None:
+    def _close(self, life: Life, sent_ns: int, error: str | None) -> None:
         call = life.call
         first_sent_ns = call.first_sent_ns if call.is_http else life.first_token_ns
         if call.status >= 400 or life.first_token_ns is None:
@@ -364,7 +286,7 @@ class RequestWatch:
             error=error,
         )
 
-    def _refuse(self, call: _Call, sent_ns: int, error: str) -> None:
+    def _refuse(self, call: Call, sent_ns: int, error: str) -> None:
         """A call that never became a request of the engine."""
         self._refused += 1
         request_id = call.header(b"x-request-id") or f"refused-{os.getpid()}-{self._refused}"
@@ -379,7 +301,7 @@ class RequestWatch:
         )  # fmt: skip
 
     def _write(
-        self, key: int, request_id: str, context: TraceContext, call: _Call, **rest: Any
+        self, key: int, request_id: str, context: TraceContext, call: Call, **rest: Any
     ) -> None:
         writer = self.ring.get()
         if writer is None:
@@ -408,50 +330,9 @@ class RequestWatch:
         self.ring.close()
 
 
-def _sent(call: _Call, message: Message) -> None:
-    """The server has accepted a part of the reply."""
-    kind = message["type"]
-    if kind == "http.response.start":
-        call.status = message["status"]
-    elif kind == "http.response.body":
-        now_ns = monotonic_ns()
-        if call.first_sent_ns is None and message.get("body"):
-            call.first_sent_ns = now_ns
-        if not message.get("more_body", False):
-            call.sent_ns = now_ns
-
-
-def _note_events(life: _Life, events: Any) -> None:
-    """The engine core's own times; it may have the request before whoever sent it goes on."""
-    now_ns = monotonic_ns()
-    for event in events:
-        moment_ns, kind = round(event.timestamp * 1e9), int(event.type)
-        if not (life.tokenised_ns or 0) <= moment_ns <= now_ns:
-            continue  # an engine core on another machine has another clock
-        if kind == _QUEUED and life.queued_ns is not None:
-            life.queued_ns = min(life.queued_ns, moment_ns)
-        elif kind == _SCHEDULED:
-            life.first_scheduled_ns = moment_ns
-            break
-
-
 def _served_name(arguments: Any) -> str:
     """The model's name in the API, as the server's arguments have it."""
     served = getattr(arguments, "served_model_name", None)
     if isinstance(served, (list, tuple)):
         served = served[0] if served else None
     return str(served or getattr(arguments, "model", None) or "")
-
-
-def _shown_id(request: Any) -> str:
-    """The id as the client sees it, where it can be had: newer versions add a random end to it,
-    a completion's prompts are numbered, and so are the n samples of one prompt."""
-    internal_id: str = request.request_id
-    external_id: str | None = getattr(request, "external_req_id", None)
-    if external_id is None:
-        shown = internal_id
-    elif internal_id.startswith(external_id):
-        shown = external_id
-    else:  # a sample: its number comes first
-        shown = internal_id.partition("_")[0] + "_" + external_id
-    return shown[:-2] if shown.startswith("cmpl-") and shown.endswith("-0") else shown

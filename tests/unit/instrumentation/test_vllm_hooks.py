@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from dsagent.instrumentation import vllm_requests
 from dsagent.instrumentation.records import (
     Admission,
     Phase,
@@ -544,6 +545,15 @@ def test_a_client_that_leaves_and_a_stop_string(requests: RequestWatch, read: An
     assert (by_id["left"].finish_reason, by_id["left"].error) == ("abort", "client_disconnect")
     assert by_id["stopped"].finish_reason == "stop"
     assert by_id["left"].output_tokens == 1
+
+
+def test_a_request_that_is_forgotten_is_counted(
+    requests: RequestWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_requests, "_MOST_LIVES", 2)
+    for name in ("a", "b", "c"):
+        requests._opened(engine_request(name))
+    assert requests.ring.failures == 1
 
 
 def test_calls_that_make_no_request(requests: RequestWatch, read: Any) -> None:
