@@ -39,7 +39,10 @@ MOST_FRONT_ENDS = 256
 MOST_VIEWS = 256  # changes of what is looked at
 CLEAN_RATIO = 0.05
 MOST_CLEAN_RATIO = 0.2
-MOSTLY = 0.75
+# A neighbour who is beside nearly all of so many steps, and of a window at least, is part of the
+# machine.
+CROWDED_RATIO = 0.95
+CROWDED_STEPS = 256
 GANG_RATIO = 0.2
 GANG_STEPS = 64
 
@@ -59,8 +62,13 @@ class _Engine:
     gang: frozenset[int] = frozenset()
     is_gang_new: bool = False  # steps have been seen that `gang` knows nothing of
     model: CleanStepModel = field(default_factory=CleanStepModel)
-    crowded: deque[bool] = field(default_factory=lambda: deque(maxlen=GANG_STEPS))
+    crowded: deque[bool] = field(default_factory=lambda: deque(maxlen=CROWDED_STEPS))
     delayed_ratios: Recent = field(default_factory=lambda: Recent(GANG_STEPS))
+
+    @property
+    def is_always_crowded(self) -> bool:
+        known = len(self.crowded)
+        return known >= GANG_STEPS and self.crowded.count(True) >= CROWDED_RATIO * known
 
     def is_clean(self, delayed_ratio: float) -> bool:
         """Less than 5 % known delay; on a machine that never gives that, the cleanest quarter."""
@@ -286,7 +294,7 @@ class Accountant:
         if not clean or not settled or step.shares_omitted:
             return
         engine.crowded.append(joiner.is_crowded(piece))
-        if not engine.crowded[-1] or engine.crowded.count(True) >= MOSTLY * len(engine.crowded):
+        if not engine.crowded[-1] or engine.is_always_crowded:
             engine.model.observe(shape(step.shares), forward_ns - delayed_ns)
 
     def _facts_reach(self, moment_ns: int, now_ns: int) -> bool:

@@ -119,7 +119,7 @@ def warm(target: Engine, load: Load, dice: random.Random) -> None:
     """Enough clean steps of every kind for the model to know them."""
     for clients in range(1, CLIENTS + 1):
         load.set_clients(clients)
-        load.wait_for(2 * clients + 2)
+        load.wait_for(3 * clients + 3)
         for words in (60, 200):
             send(target, text(dice, words), 2, dice)
 

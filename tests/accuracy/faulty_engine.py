@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dsagent.engine import llama, loop, tokenizer
 from dsagent.instrumentation import reference
@@ -26,6 +26,7 @@ from dsagent.instrumentation import reference
 Interval = tuple[int, int]
 
 _NOISE = os.urandom(1_000_000)
+_dirty: list[IO[bytes]] = []  # files for the loop to write to the disk
 
 _PR_SET_NAME = 15
 _libc = ctypes.CDLL(None)
@@ -69,12 +70,9 @@ def _sleep(seconds: float) -> Interval:
     return start_ns, time.monotonic_ns()
 
 
-def _write_through(megabytes: float) -> Interval:
-    """To the disk and not only to the cache: when the disk was waited for."""
-    with tempfile.TemporaryFile() as file:
-        for _ in range(round(megabytes)):
-            file.write(_NOISE)
-        file.flush()
+def _sync(_megabytes: float) -> Interval:
+    """Has a file that is only in the cache written to the disk, and waits for it."""
+    with _dirty.pop() as file:
         start_ns = time.monotonic_ns()
         os.fsync(file.fileno())
         return start_ns, time.monotonic_ns()
@@ -100,7 +98,7 @@ def _run_delay_ns() -> int:
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1])
 
 
-sampler, tokenising, disk = Waits(_sleep), Waits(_sleep), Waits(_write_through)
+sampler, tokenising, disk = Waits(_sleep), Waits(_sleep), Waits(_sync)
 memory = Waits(_take_memory)
 
 
@@ -162,8 +160,23 @@ def hold_lock(*, seconds: float, times: int, pause_s: float) -> list[Interval]:
     return list(_lock_waits)
 
 
+def stall_disk(*, amount: float, calls: int, limit_s: float) -> list[Interval]:
+    """The loop syncs a file of so many megabytes in each of some steps. They are filled before, by
+    this thread: filling them in the loop would be work of its own."""
+    for _ in range(calls):
+        file = tempfile.TemporaryFile()  # noqa: SIM115  closed by who syncs it
+        for _ in range(round(amount)):
+            file.write(_NOISE)
+        file.flush()
+        _dirty.append(file)
+    intervals = disk.arm(amount=amount, calls=calls, limit_s=limit_s)
+    while _dirty:
+        _dirty.pop().close()
+    return intervals
+
+
 FAULTS: dict[str, Callable[..., list[Interval]]] = {
-    "disk": disk.arm,
+    "disk": stall_disk,
     "gil": hold_gil,
     "lock": hold_lock,
     "memory": memory.arm,

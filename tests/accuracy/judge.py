@@ -219,12 +219,15 @@ def _detail(account: Account, baseline: str | None, evidence: Evidence) -> str:
 
 
 def _names_one(account: Account, injection: Injection) -> bool:
-    """The first culprit of the top cause is one of those who did it."""
+    """The first culprit of the top cause is one of those who did it; where several requests did
+    it together, most of the blame is theirs."""
     top = account.top
     if top is None or not top.culprits:
         return False
-    first = max(top.culprits, key=lambda culprit: culprit.ns)
-    return first.name in injection.culprits or first.trace_id in injection.culprits
+    done_by = [c for c in top.culprits if {c.name, c.trace_id} & injection.culprits]
+    if len(injection.culprits) > 1:
+        return 2 * sum(c.ns for c in done_by) > sum(c.ns for c in top.culprits)
+    return max(top.culprits, key=lambda culprit: culprit.ns) in done_by
 
 
 def _is_false_alarm(evidence: Evidence, account: Account) -> bool:

@@ -46,7 +46,7 @@ def _slow_tokenizer(dice: random.Random) -> dict[str, float]:
 
 
 def _through(dice: random.Random) -> dict[str, float]:
-    """Megabytes that the loop writes through to the disk in each of some steps."""
+    """Megabytes that the loop waits for on their way to the disk in each of some steps."""
     return {"amount": dice.uniform(40, 120), "calls": dice.randint(4, 10), "limit_s": 20}
 
 
