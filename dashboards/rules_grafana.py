@@ -63,7 +63,6 @@ def document(file: SloFile) -> dict[str, Any]:
 def _burn(limit: Limit, objective: Objective, ratio: float, window: BurnWindow) -> Rule:
     what = OBJECTIVE_TEXT[objective]
     labels = {
-        "alertname_group": BURN,
         "slo": limit.label,
         "objective": objective,
         "severity": window.severity,
