@@ -1,5 +1,4 @@
-"""A recording attributed anew: what its sources once brought, by the rules of today. Pure but for
-the reading."""
+"""A recording attributed anew: what its sources once brought, by the rules of today."""
 
 from __future__ import annotations
 

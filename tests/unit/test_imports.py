@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,9 +45,11 @@ LAZY_IN_AGENT = (
     "opentelemetry.exporter",
     "dsagent.instrumentation.sdk",
 )
-PURE = ("agent.join", "agent.model", "agent.attribute", "agent.timeline")
-IMPURE = (
-    *("asyncio", "datetime", "io", "mmap", "os", "pathlib", "random", "socket", "subprocess"),
+# These, and whatever says of itself that it is pure.
+PURE = ("agent.join", "agent.model", "agent.attribute")
+SAYS_PURE = re.compile(r"\bPure\b|\(pure\)")
+IMPURE = (  # not datetime: who is given a time may write it as text
+    *("asyncio", "io", "mmap", "os", "pathlib", "random", "socket", "subprocess"),
     *("tempfile", "threading", "time"),
 )
 
@@ -57,6 +60,7 @@ class Import:
     name: str  # the whole dotted name
     line: int
     lazy: bool  # inside a function, or for the type checker only
+    by_pure: bool = False  # the importer's docstring says that it is pure
 
     def __str__(self) -> str:
         return f"{self.importer}:{self.line} imports {self.name}"
@@ -102,17 +106,19 @@ def names_imported(node: ast.AST, importer: str, is_package: bool) -> Iterator[s
 
 def imports_of(path: Path, importer: str) -> Iterator[Import]:
     is_package = path.name == "__init__.py"
+    tree = ast.parse(path.read_bytes(), str(path))
+    is_pure = SAYS_PURE.search(ast.get_docstring(tree) or "") is not None
 
     def visit(node: ast.AST, lazy: bool) -> Iterator[Import]:
         for name in names_imported(node, importer, is_package):
-            yield Import(importer, name, getattr(node, "lineno", 0), lazy)
+            yield Import(importer, name, getattr(node, "lineno", 0), lazy, is_pure)
         inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
         if isinstance(node, ast.stmt) and is_type_checking(node):
             inside = True
         for child in ast.iter_child_nodes(node):
             yield from visit(child, lazy or inside)
 
-    yield from visit(ast.parse(path.read_bytes(), str(path)), lazy=False)
+    yield from visit(tree, lazy=False)
 
 
 def modules(root: Path) -> dict[str, Path]:
@@ -143,7 +149,7 @@ def breaches_of_others(found: Import) -> Iterator[str]:
         yield "the base distribution has no dependencies"
     if package == "agent" and within(found.name, *NEVER_IN_AGENT):
         yield "never in the agent"
-    if found.importer in PURE and within(found.name, *IMPURE):
+    if (found.by_pure or found.importer in PURE) and within(found.name, *IMPURE):
         yield "a pure module has no I/O and no clock"
 
 
@@ -277,6 +283,8 @@ GOOD = {
         ("agent/sinks/x.py", "from ..sources.steps import S", "nothing of each other"),
         ("agent/join.py", "import time", "no I/O and no clock"),
         ("agent/model.py", "def f():\n    from pathlib import Path", "no I/O and no clock"),
+        ("agent/x.py", '"""Sums. Pure."""\nimport os', "no I/O and no clock"),
+        ("agent/x.py", '"""Sums (pure)."""\ndef f():\n    import time', "no I/O and no clock"),
         ("agent/facts.py", "from dsagent.agent.join import j", "a cycle: agent.facts → agent.join"),
     ],
 )
