@@ -65,7 +65,7 @@ def transformers(folder: str) -> Generate:
 
 def vllm(folder: str) -> Generate:
     """vLLM's own offline interface, with the options that are fastest on a CPU."""
-    from vllm import LLM, SamplingParams
+    from vllm import LLM, SamplingParams  # type: ignore[import-not-found, attr-defined, unused-ignore]
 
     model = LLM(
         folder,
