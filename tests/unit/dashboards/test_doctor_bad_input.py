@@ -154,12 +154,16 @@ def test_wrong_use_is_one_line_and_exit_2() -> None:
 
 
 class _Server(BaseHTTPRequestHandler):
-    """As Prometheus answers, until it is asked to evaluate anything: then it hangs up."""
+    """As Prometheus answers, until it is asked to evaluate a panel's query: then it hangs up."""
 
     def do_GET(self) -> None:
         self._answer({"status": "success", "data": ["vllm:num_requests_running"]})
 
     def do_POST(self) -> None:
+        query = self.rfile.read(int(self.headers["Content-Length"]))
+        if b"__name__" in query:
+            series = {"metric": {"engine": "0"}, "value": [0, "1"]}
+            self._answer({"status": "success", "data": {"result": [series]}})
         self.close_connection = True
 
     def _answer(self, document: dict[str, Any]) -> None:
