@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from dsagent.agent.account import Account
 from dsagent.agent.attribute import RequestView, attribute, last_output_ns
 from dsagent.agent.fact_store import FactStore
-from dsagent.agent.facts import Facts, Readings
+from dsagent.agent.facts import Facts, Readings, View
 from dsagent.agent.join import Joiner, Watched, gang_shares
 from dsagent.agent.model import CleanStepModel, shape
 from dsagent.agent.norms import Norms
@@ -121,6 +121,17 @@ class Accountant:
         """It brings something again."""
         if name == "kernel":
             self._kernel_off = False
+
+    @property
+    def view(self) -> View:
+        since_ns, names = self._views[-1] if self._views else (None, ())
+        return View(not self._kernel_off, names, since_ns)
+
+    def look(self, view: View) -> None:
+        """As another accountant did, whose readings are the next to come."""
+        (self.source_on if view.waits_for_kernel else self.source_off)("kernel")
+        if view.since_ns is not None and view != self.view:
+            self.looks_at_all_but(view.since_ns, view.not_looked_at)
 
     @property
     def model(self) -> CleanStepModel:

@@ -20,7 +20,6 @@ def attribute_again(
     for run in read_runs(directory, tell=tell):
         accountant = Accountant(run.attached_ns)
         for poll in run.polls:
-            for source in poll.off:
-                accountant.source_off(source)
+            accountant.look(poll.view)
             accountant.add(poll.readings)
             yield from accountant.due(poll.due_ns)

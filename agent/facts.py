@@ -85,6 +85,16 @@ class Event:
     attributes: Mapping[str, str | int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """What accounts are made with: whether the kernel's facts are waited for, and which causes are
+    not looked at since when (None: nothing has changed since attaching)."""
+
+    waits_for_kernel: bool = True
+    not_looked_at: tuple[str, ...] = ()
+    since_ns: int | None = None
+
+
 SourceState = Literal["ok", "unavailable", "lagging", "failed"]
 
 

@@ -214,6 +214,7 @@ class Session:
         brought = self._poll(now_ns)
         due_ns = now_ns + GIVE_UP_NS if gives_up else self._due_ns(now_ns)
         accounts = self._accounting(now_ns, lambda: self._accountant.due(due_ns)) or []
+        view = self._accountant.view
         for account in accounts:
             self._accounting(now_ns, functools.partial(self.ledger.add, account))
             self.counts.requests += account.record.sent_ns >= self._attached_ns
@@ -245,6 +246,7 @@ class Session:
                 attached_ns=self._attached_ns,
                 due_ns=due_ns,
                 facts_complete_ns=_facts_complete_ns(brought),
+                view=view,
                 opened=tuple(opened for readings in brought for opened in readings.opened),
                 accounts=tuple(accounts),
                 steps=tuple(step for readings in brought for step in readings.steps),

@@ -15,6 +15,7 @@ from dsagent.agent.facts import (
     Sample,
     SourceStatus,
     Target,
+    View,
     no_facts,
 )
 from dsagent.instrumentation.records import RankStep, RequestOpen, Step
@@ -31,6 +32,7 @@ class Explained:
     attached_ns: int = 0
     due_ns: int = 0  # what was due by then is accounted for
     facts_complete_ns: int | None = None
+    view: View = field(default_factory=View)  # by which the accounts were made
     opened: tuple[RequestOpen, ...] = ()
     accounts: tuple[Account, ...] = ()
     steps: tuple[Step, ...] = ()

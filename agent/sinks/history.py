@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dsagent.agent.facts import FACT_DTYPE, Facts, Kind, Readings, no_facts
+from dsagent.agent.facts import FACT_DTYPE, Facts, Kind, Readings, View, no_facts
 from dsagent.agent.sinks import schema
 from dsagent.agent.sinks.reader import request_record
 from dsagent.agent.sinks.recording_meta import read_meta
@@ -45,7 +45,6 @@ _PHASES = {phase.name.lower(): phase for phase in Phase}
 _ADMISSIONS = {admission.name.lower(): admission for admission in Admission}
 _KINDS = {kind.name.lower(): int(kind) for kind in Kind}
 _UNKNOWN_KIND = 255
-_OFF = ("unavailable", "failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class Poll:
 
     due_ns: int
     readings: Readings
-    off: tuple[str, ...] = ()  # sources that bring nothing from then on
+    view: View = field(default_factory=View)  # by which it was accounted for
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,6 @@ def _segment(files: Mapping[str, Path]) -> Iterator[Poll]:
     ranks = made(schema.RANKS, _ranks)
     steps = made(schema.STEPS, lambda table: _steps(table, shares))
     closed = made(schema.REQUESTS, _requests)
-    off = made(schema.STATUSES, _sources_off)
     facts, names = next(iter(made(schema.KERNEL, lambda table: [_facts(table)])), (no_facts(), []))
     polls = made(schema.POLLS, lambda table: table.to_pylist())
     wanted = {
@@ -130,8 +128,6 @@ def _segment(files: Mapping[str, Path]) -> Iterator[Poll]:
     requests, at = iter(closed), 0
     named = deque(names)
     for poll in polls:
-        now = [name for when_ns, name in off if when_ns <= poll["mono_ns"]]
-        off = off[len(now) :]
         reached = at + poll["kernel"]
         fresh = {}
         while named and named[0][0] < reached:
@@ -148,7 +144,9 @@ def _segment(files: Mapping[str, Path]) -> Iterator[Poll]:
                 facts_complete_ns=poll["facts_complete_ns"],
                 names=fresh,
             ),
-            tuple(now),
+            View(
+                poll["waits_for_kernel"], tuple(poll["not_looked_at"]), poll["not_looked_since_ns"]
+            ),
         )
         at = reached
 
@@ -213,11 +211,6 @@ def _opens(table: pa.Table) -> list[RequestOpen]:
 
 def _requests(table: pa.Table) -> list[RequestRecord]:
     return [request_record(row) for row in table.to_pylist()]
-
-
-def _sources_off(table: pa.Table) -> list[tuple[int, str]]:
-    rows = table.select(["mono_ns", "kind", "name", "state"]).to_pylist()
-    return [(r["mono_ns"], r["name"]) for r in rows if r["kind"] == "source" and r["state"] in _OFF]
 
 
 def _facts(table: pa.Table) -> tuple[Facts, list[tuple[int, int, str]]]:

@@ -120,6 +120,7 @@ def step_row(step: Step, anchor: ClockAnchor) -> Row:
         step.graph,
         len(step.shares) + step.shares_omitted,
         step.shares_omitted,
+        step.inferred,
     )
 
 
@@ -163,6 +164,7 @@ def open_row(opened: RequestOpen) -> Row:
         opened.received_ns,
         opened.pid,
         opened.tid,
+        opened.inferred,
     )
 
 
@@ -172,6 +174,9 @@ def poll_row(batch: Explained) -> Row:
         batch.now_ns,
         batch.due_ns,
         batch.facts_complete_ns,
+        batch.view.waits_for_kernel,
+        list(batch.view.not_looked_at),
+        batch.view.since_ns,
         len(batch.opened),
         len(batch.rank_steps),
         len(batch.steps),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION = 2
+VERSION = 3
 PART_SUFFIX = ".part"  # of a file not yet closed
 
 EVIDENCE = "list<struct<source string, fact string, value double, unit string>>"
@@ -150,6 +150,7 @@ STEPS = Table(
         Column("graph", "bool", "whether a CUDA graph ran"),
         _count("batch_size", "requests served"),
         _count("shares_omitted", "of those, not in shares"),
+        Column("inferred", "bool", "seen from outside: made from messages, not told by the engine"),
     ),
 )
 SHARES = Table(
@@ -190,6 +191,7 @@ OPENS = Table(
         _ns("received_ns", "the handler was entered"),
         Column("pid", "int64", "of the front end"),
         Column("tid", "int64", "of the front end's thread"),
+        Column("inferred", "bool", "seen from outside: its messages tell, not the engine"),
     ),
 )
 POLLS = Table(
@@ -200,6 +202,9 @@ POLLS = Table(
         *_READ_AT,
         _ns("due_ns", "the time by which requests were held to be due"),
         _ns("facts_complete_ns", "until when the kernel's facts are complete", True),
+        Column("waits_for_kernel", "bool", "whether accounts waited for the kernel's facts"),
+        Column("not_looked_at", "list<string>", "probes or sources left out for their cost"),
+        _ns("not_looked_since_ns", "since when; null: since attaching", True),
         _count("opens", "rows of opens"),
         _count("ranks", "rows of ranks"),
         _count("steps", "rows of steps"),

@@ -259,7 +259,7 @@ def test_a_folder_is_taken_once_and_must_be_a_recording(
         ("[" * 100_000, "not JSON"),
         ("[]", "not of a recording"),
         ('{"format": "dsagent recording", "version": 99}', "version 99"),
-        ('{"format": "dsagent recording", "version": 2, "runs": [3]}', "runs"),
+        ('{"format": "dsagent recording", "version": 3, "runs": [3]}', "runs"),
     ],
 )
 def test_what_is_no_recording_is_one_clear_line(
