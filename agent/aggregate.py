@@ -75,6 +75,7 @@ class Aggregate:
         self._show_last_step(batch.steps)
         for kind, delay_ns in self._kernel_delays.add(batch.facts):
             self._store.observe(catalog.KERNEL_DELAY, delay_ns / 1e9, {"kind": kind})
+        self._store.set(catalog.KERNEL_DELAYS_DROPPED, self._kernel_delays.dropped, {})
         for event in batch.events:
             self._store.increase(catalog.EVENTS, 1, {"event": event.name})
         self._add_samples(batch.samples, batch.now_ns)

@@ -42,7 +42,7 @@ from dsagent.agent.engine_metrics import (
     CACHE_REQUEST,
     ENGINE_METRICS,
 )
-from dsagent.agent.kernel_delays import KERNEL_DELAY, KERNEL_METRICS
+from dsagent.agent.kernel_delays import KERNEL_DELAY, KERNEL_DELAYS_DROPPED, KERNEL_METRICS
 from dsagent.agent.metric import Metric
 from dsagent.agent.served import SERVED_METRICS
 from dsagent.agent.slo_metrics import (
@@ -83,6 +83,7 @@ __all__ = [  # and every metric by its name below
     "GPU_THROTTLED",
     "GPU_UTILIZATION",
     "KERNEL_DELAY",
+    "KERNEL_DELAYS_DROPPED",
     "KERNEL_METRICS",
     "PROCESS_CONTEXT_SWITCHES",
     "PROCESS_CPU_TIME",
@@ -367,7 +368,7 @@ ENGINE_SPANS = Metric(
     "dsagent.engine_span.spans",
     "counter",
     "{span}",
-    "The engine's own spans of requests: joined to our account, or unmatched.",
+    "The engine's own spans of requests: joined to our account, unmatched, or repeated.",
     ("outcome",),
 )
 ENGINE_SPAN_FIGURES = Metric(

@@ -41,7 +41,7 @@ class EngineSpans:
         self._early: OrderedDict[int, tuple[int, EngineSpan]] = OrderedDict()  # by span id
         self._next = 0
         self._let_all_go = False
-        self.outcomes: Counter[str] = Counter()  # of spans: joined, unmatched
+        self.outcomes: Counter[str] = Counter()  # of spans: joined, unmatched, repeated
         self.figures: Counter[tuple[str, bool]] = Counter()  # (attribute, whether it agrees)
 
     def let_go(self) -> None:
@@ -59,7 +59,9 @@ class EngineSpans:
         for account in accounts:
             self._hold(account, now_ns)
         for span in spans:
-            if span.span_id not in self._early:
+            if span.span_id in self._early:
+                self.outcomes["repeated"] += 1
+            else:
                 self._early[span.span_id] = (now_ns, span)
         out: list[Account] = []
         for span_id, (came_ns, span) in list(self._early.items()):

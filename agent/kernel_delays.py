@@ -21,7 +21,13 @@ KERNEL_DELAY = Metric(
     ("kind",),
     (1e-5, 3e-5, 1e-4, 3e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
 )
-KERNEL_METRICS = (KERNEL_DELAY,)
+KERNEL_DELAYS_DROPPED = Metric(
+    "dsagent.kernel.step.delays_dropped",
+    "counter",
+    "{observation}",
+    "Observations missing from dsagent.kernel.step.delay: too many steps were held at once.",
+)
+KERNEL_METRICS = (KERNEL_DELAY, KERNEL_DELAYS_DROPPED)
 
 # Sleeps are no delay (OFF_OTHER), running is none (ONCPU), and what others ran is not the target's.
 KINDS = {
@@ -51,6 +57,7 @@ class KernelDelays:
 
     def __init__(self) -> None:
         self._held: dict[int, int] = {}  # key → ns
+        self.dropped = 0  # what came of a sum that was not held for want of room
 
     def add(self, facts: Facts) -> Iterator[tuple[str, int]]:
         """Takes a batch's facts in, and yields (kind, ns) of what no fact of it belongs to.
@@ -61,6 +68,8 @@ class KernelDelays:
         for key, ns in came.items():
             if key in self._held or len(self._held) < MAX_HELD:
                 self._held[key] = self._held.get(key, 0) + ns
+            else:
+                self.dropped += 1
 
     @staticmethod
     def _sums(facts: Facts) -> dict[int, int]:

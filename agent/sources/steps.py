@@ -27,6 +27,7 @@ from dsagent.instrumentation.wire import Record
 
 DISCOVER_NS = 1_000_000_000
 MAX_RECORDS_A_POLL = 256  # of all rings: no poll holds up the loop; the rest waits in the rings
+MOST_TALLIES = 4096  # read, and not taken yet
 PACE_STEPS = 2048  # recent steps that say how long one usually takes
 
 
@@ -51,7 +52,8 @@ class StepsSource:
         self._lapped_last_poll = False
         self._pace = deque[int](maxlen=PACE_STEPS)
         self._open = OpenRequests()
-        self._tallies = deque[Tally](maxlen=4096)
+        self._tallies = deque[Tally]()
+        self._tallies_dropped = 0
         self._ends_lost_ns = 0  # until when ends of requests may have been lost
         self.behind = False
         self.attached_ns = time.monotonic_ns()
@@ -132,6 +134,9 @@ class StepsSource:
                 readings.rank_steps.append(record)
             case Tally():
                 self._tallies.append(record)
+                if len(self._tallies) > MOST_TALLIES:
+                    self._tallies.popleft()
+                    self._tallies_dropped += 1
             case RequestOpen():
                 readings.opened.append(record)
                 readings.forgotten += self._open.open(record.request_key, record.received_ns)
@@ -220,6 +225,8 @@ class StepsSource:
         reasons = [self._rings.refusals()]
         if self._open.given_up:
             reasons.append(f"{self._open.given_up} open requests too many were given up")
+        if self._tallies_dropped:
+            reasons.append(f"{self._tallies_dropped} tallies too many were given up")
         reason = "; ".join(filter(None, reasons))
         state: SourceState = "ok"
         rings = self._rings.open.values()
@@ -229,7 +236,8 @@ class StepsSource:
             state, reason = "lagging", "records were overwritten before they were read"
         elif any(ring.health().switched_off for ring in rings):
             state, reason = "failed", "a writer switched itself off after repeated failures"
-        return SourceStatus(self.name, state, reason, self._rings.dropped, cost_ns=self._cost_ns)
+        dropped = self._rings.dropped + self._tallies_dropped
+        return SourceStatus(self.name, state, reason, dropped, cost_ns=self._cost_ns)
 
     def stop(self) -> None:
         self._rings.close()

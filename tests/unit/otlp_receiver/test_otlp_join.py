@@ -184,6 +184,14 @@ def test_a_flood_of_spans_that_match_nothing_is_bounded() -> None:
     assert spans.outcomes["unmatched"] == 5000 - MOST_SPANS
 
 
+def test_a_span_that_comes_twice_is_counted() -> None:
+    spans, mine = EngineSpans(), ours()
+    passed(spans, theirs(mine), theirs(mine))
+    assert spans.outcomes == {"repeated": 1}
+    passed(spans, mine)
+    assert spans.outcomes == {"repeated": 1, "joined": 1}
+
+
 def test_the_steps_are_exported_where_the_engine_knows_none() -> None:
     """vLLM exports its request and no step; our own SDK in an engine exports both."""
     config = otlp_config({}, "http://127.0.0.1:1")

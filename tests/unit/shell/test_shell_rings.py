@@ -29,6 +29,7 @@ from dsagent.instrumentation.records import (
     request_key,
 )
 from dsagent.instrumentation.ring import RingWriter, Role
+from dsagent.instrumentation.tally import Tally, What
 
 S = 1_000_000_000
 
@@ -429,3 +430,20 @@ def test_open_requests_know_their_oldest_and_their_bounds(monkeypatch: pytest.Mo
     assert len(requests._oldest_first) <= 2 * open_requests.MOST_OPEN
     assert requests.forget_before(50) == [1, 4]
     assert requests.oldest_ns() == 50
+
+
+def test_tallies_that_nobody_takes_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "MOST_TALLIES", 10)
+    ring = RingWriter(role=Role.RANK, engine_id=9, capacity_bytes=128 << 10)
+    source = StepsSource(own_target())
+    source.start()
+    for number in range(13):
+        now_ns = time.monotonic_ns()
+        ring.write(Tally(9, 1, What.EXPERT_TOKENS, number, 0, now_ns - 1, now_ns, "", (1,)))
+    source.poll(time.monotonic_ns())
+    status = source.status()
+    assert (status.dropped, source.uncounted_losses) == (3, 0)
+    assert "3 tallies too many were given up" in status.reason
+    assert [tally.index for tally in source.take_tallies()] == list(range(3, 13))
+    source.stop()
+    ring.close()

@@ -44,7 +44,16 @@ def test_what_is_held_is_bounded() -> None:
     delays = KernelDelays()
     storm = facts(*((number, Kind.IRQ, 1) for number in range(1, MAX_HELD + 100)))
     list(delays.add(storm))
+    assert delays.dropped == 99
     assert len(list(delays.add(facts()))) == MAX_HELD
+
+
+def test_what_was_not_held_is_shown() -> None:
+    state = Aggregate(Limits(), Sampler(rate=0.0), {})
+    storm = facts(*((number, Kind.IRQ, 1) for number in range(1, MAX_HELD + 4)))
+    state.add(batch(facts=storm))
+    (family,) = (each for each in state.collect() if each.metric is catalog.KERNEL_DELAYS_DROPPED)
+    assert [point.value for point in family.numbers] == [3]
 
 
 @pytest.mark.parametrize(
