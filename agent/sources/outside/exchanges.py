@@ -134,10 +134,8 @@ class Exchanges:
             going_on = deque[_Pending]()
             for pending in connection.pending:
                 exchange = pending.exchange
-                if exchange is None:
-                    continue
-                if (exchange.last_sent_ns or 0) > left_ns:
-                    going_on.append(pending)
+                if exchange is None or (exchange.last_sent_ns or 0) > left_ns:
+                    going_on.append(pending)  # its reply is still reckoned with
                 else:
                     self._end(exchange, left_ns, "left by the client", heard)
             connection.pending = going_on
@@ -161,12 +159,14 @@ class Exchanges:
 
     def _connection(self, moved: Moved, heard: Heard) -> _Connection:
         connection = self._connections.get(moved.connection)
-        if connection is None:
-            connection = self._connections[moved.connection] = _Connection()
-            while len(self._connections) > MOST_CONNECTIONS:
-                _, oldest = self._connections.popitem(last=False)
-                self._give_up(oldest, moved.time_ns, heard)
-                self.given_up += 1
+        if connection is not None:
+            self._connections.move_to_end(moved.connection)
+            return connection
+        connection = self._connections[moved.connection] = _Connection()
+        while len(self._connections) > MOST_CONNECTIONS:
+            _, unused = self._connections.popitem(last=False)
+            self._give_up(unused, moved.time_ns, heard)
+            self.given_up += 1
         return connection
 
     def _received(self, connection: _Connection, moved: Moved, heard: Heard) -> None:
@@ -220,11 +220,16 @@ class Exchanges:
         if not connection.pending:
             return
         pending = connection.pending[0]
-        connection.responses.bodiless = pending.method == "HEAD"
+        self._expect_reply(connection)
         if pending.exchange is not None:
             pending.exchange.last_sent_ns = moved.time_ns
         for event in connection.responses.feed(moved.data, moved.length, moved.tail):
             self._answer(connection, event, moved.time_ns, heard)
+
+    def _expect_reply(self, connection: _Connection) -> None:
+        """The reply to HEAD has no body; asked before each head is read, also within a call."""
+        first = connection.pending[0].method if connection.pending else ""
+        connection.responses.bodiless = first == "HEAD"
 
     def _answer(self, connection: _Connection, event: Event, now_ns: int, heard: Heard) -> None:
         if not connection.pending:
@@ -242,12 +247,13 @@ class Exchanges:
                 if exchange is not None and exchange.reply is not None and event.length:
                     _take(exchange, exchange.reply, event, now_ns, heard)
             case End():
-                if not connection.answering:
-                    return  # an interim response
-                connection.answering = False
-                connection.pending.popleft()
-                if exchange is not None:
-                    self._end(exchange, now_ns, "complete", heard)
+                is_interim = not connection.answering
+                if not is_interim:
+                    connection.answering = False
+                    connection.pending.popleft()
+                    if exchange is not None:
+                        self._end(exchange, now_ns, "complete", heard)
+                self._expect_reply(connection)
             case Lost():
                 self.lost += 1
 

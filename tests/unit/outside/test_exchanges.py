@@ -90,6 +90,42 @@ def test_one_connection_serves_one_after_the_other_and_both_at_once() -> None:
     assert [e.operation for e in wire.heard.ended] == ["text_completion", "text_completion", "chat"]
 
 
+def test_a_reply_to_head_has_no_body_wherever_it_is_in_a_send() -> None:
+    wire = Wire()
+    wire.move("received", request() + b"HEAD /v1/models HTTP/1.1\r\n\r\n" + request())
+    bare = b"HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n"
+    interim = b"HTTP/1.1 103 Early Hints\r\n\r\n"
+    wire.move("sent", HEAD + piece("a") + END + interim + bare + HEAD + piece("b") + END)
+    assert [found.outcome for found in wire.heard.ended] == ["complete", "complete"]
+    assert [len(found.tokens_ns) for found in wire.heard.ended] == [1, 1]
+    assert wire.exchanges.lost == 0
+
+
+def test_what_a_client_that_left_also_asked_for_is_still_replied_to_first() -> None:
+    wire = Wire()
+    wire.move("received", b"GET /health HTTP/1.1\r\n\r\n")
+    wire.move("peer closed")  # seen before the server has read all that came
+    wire.exchanges.client_left(wire.now_ns, wire.heard)
+    wire.move("received", request())
+    wire.move("sent", b"HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy")
+    wire.move("sent", HEAD + piece("a") + END)
+    assert (wire.only().outcome, wire.only().status) == ("complete", 200)
+
+
+def test_of_too_many_connections_that_is_forgotten_which_moved_longest_ago(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exchanges, "MOST_CONNECTIONS", 2)
+    all_of_them, heard = Exchanges(), Heard()
+    sent = request()
+    for at, connection in enumerate((1, 2, 1, 3), start=1):
+        data = sent if at != 3 else b""
+        moved = Moved("received", connection, at, 7, 8, 0, len(data), data)
+        all_of_them.hear(moved, heard)
+    assert [found.received_ns for found in heard.ended] == [2]
+    assert all_of_them.given_up == 1
+
+
 def test_a_client_that_leaves_and_one_that_only_says_all() -> None:
     wire = Wire()
     wire.move("received", request())
