@@ -59,7 +59,7 @@ def of_demo() -> str:
 
 @contextlib.contextmanager
 def attached(pid: int) -> Iterator[str]:
-    """The agent, its hooks put in; what it said about that, less what is missing on this machine."""
+    """The agent, its hooks put in; what it said of that, less what this machine has not."""
     agent = subprocess.Popen(
         [DSAGENT, "attach", str(pid), "--instrument", "inject", "--yes"],
         stdin=subprocess.DEVNULL,
