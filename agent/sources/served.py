@@ -10,9 +10,12 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import os
+import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dsagent.agent import procfs
 from dsagent.agent.errors import SourceUnavailable
@@ -22,7 +25,7 @@ from dsagent.agent.served import NAMES, QUANTITIES, quantities
 from dsagent.agent.sockets import Listening, listening
 
 EVERY_NS = 5_000_000_000
-TIMEOUT_S = 2.0
+TIMEOUT_S = 2.0  # of a whole question
 MOST_BYTES = 8 << 20
 MOST_PORTS = 16  # asked for /metrics when it is looked for
 LOOK_AGAIN_ROUNDS = 15
@@ -208,9 +211,31 @@ def _is_inside(pid: int) -> bool:
         return True
 
 
+class _Hurried(socket.socket):
+    """Whatever it still receives must have come by one moment: a time-out of each read alone would
+    let a server that drips hold us for as long as it likes."""
+
+    deadline_s = 0.0  # of time.monotonic()
+
+    def recv_into(self, *arguments: Any) -> int:
+        self.hurry()
+        return super().recv_into(*arguments)
+
+    def hurry(self) -> None:
+        left_s = self.deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self.settimeout(left_s)
+
+
 def _get(host: str, port: int) -> str:
+    deadline_s = time.monotonic() + TIMEOUT_S
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     try:
+        connection.connect()
+        connection.sock = hurried = _Hurried(fileno=connection.sock.detach())
+        hurried.deadline_s = deadline_s
+        hurried.hurry()
         connection.request("GET", "/metrics", headers={"Accept": "text/plain"})
         answer = connection.getresponse()
         if answer.status != 200:

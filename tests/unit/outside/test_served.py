@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from contextlib import suppress
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsagent.agent.exposition import Scraped, parse
 from dsagent.agent.served import NAMES, QUANTITIES, quantities
+from dsagent.agent.sources import served
 
 VLLM = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="a} b\\"c"} 2.0
@@ -51,6 +57,33 @@ def test_no_name_stands_for_two_things() -> None:
     spelled = [spelling.name for each in QUANTITIES for spelling in each.spellings]
     assert len(spelled) == len(set(spelled)) == len(NAMES)
     assert len({each.key for each in QUANTITIES}) == len(QUANTITIES)
+
+
+@pytest.mark.parametrize("at_once", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 400\r\n\r\n"])
+def test_a_server_that_drips_is_left(at_once: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its head, or in its body."""
+    monkeypatch.setattr(served, "TIMEOUT_S", 0.3)
+    drips = b"x" * 400 if at_once else b"HTTP/1.1 200 OK\r\nX: %s\r\n\r\n" % (b"x" * 400)
+    left = threading.Event()
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def drip() -> None:
+        connection, _ = server.accept()
+        with connection, suppress(OSError):
+            connection.sendall(at_once)
+            for byte in drips:
+                left.wait(0.05)
+                connection.sendall(bytes((byte,)))
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    try:
+        with pytest.raises(TimeoutError):
+            served._get("127.0.0.1", server.getsockname()[1])
+    finally:
+        left.set()
+        thread.join()
+        server.close()
 
 
 @given(st.text(max_size=200), st.sampled_from(sorted(NAMES)))
