@@ -195,23 +195,33 @@ class _Injection:
 
     def _nudge(self, block: int) -> None:
         """It is queued, and the thread has begun to wait for one of Python's locks meanwhile."""
-        if (
-            self._memory.word(block + code.STATE_AT) != code.STATE_WAITS
-            or self._memory.word(block + code.RETURNED_AT) != 1
-        ):
+        if not self._waits(block) or self._memory.word(block + code.RETURNED_AT) != 1:
             return
         with self._stopped() as (tracee, stop):
             if way_back.place_of(stop).waits_for_lock:
                 tracee.set_registers(way_back.interrupted(stop))
 
     def _give_up(self, block: int) -> None:
-        """What is queued cannot be taken out of the queue, but made to do nothing."""
-        if self._memory.word(block + code.STATE_AT) == code.STATE_WAITS:
-            self._memory.write(block + code.BLOCK_BYTES, b"\0")
-            why = "has not come to run it: its main thread is busy outside Python, or waits"
-        else:
-            why = "is still at it"
-        raise CannotInject(f"process {self._pid} {why}; nothing is expected of it any more")
+        """What is queued cannot be taken out of the queue, but made to do nothing. It may begin
+        just then, and may have read the text or not: only of one that still waits after that is
+        it known."""
+        who = f"process {self._pid}"
+        if not self._waits(block):
+            raise CannotInject(f"{who} is still at it; nothing is expected of it any more")
+        self._on_stage("give up: waits")
+        self._memory.write(block + code.BLOCK_BYTES, b"\0")
+        time.sleep(_POLL_S)  # by then, its word has left the processor that wrote it
+        if not self._waits(block):
+            raise CannotInject(
+                f"{who} began to run it just as it was given up: whether it ran is unknown"
+            )
+        raise CannotInject(
+            f"{who} has not come to run it: its main thread is busy outside Python, or waits; "
+            "nothing is expected of it any more"
+        )
+
+    def _waits(self, block: int) -> bool:
+        return self._memory.word(block + code.STATE_AT) == code.STATE_WAITS
 
     def _clear_cave(self) -> None:
         for _ in range(_STOPS):

@@ -180,6 +180,19 @@ def test_one_that_does_not_get_to_it_in_time_is_made_to_do_nothing() -> None:
         put(target)
 
 
+def test_of_one_that_begins_just_as_it_is_given_up_nothing_is_claimed() -> None:
+    with lab.PythonTarget("long_in_c") as target:
+        lab.until(lambda: _computes(target.pid))
+
+        def let_it_run(stage: str) -> None:
+            if stage == "give up: waits":
+                lab.until(lambda: target.ask("inside") == [True])
+
+        with pytest.raises(CannotInject, match="whether it ran is unknown"):
+            run_inside(target.pid, SOURCE, timeout_s=0.0, on_stage=let_it_run)
+        put(target)
+
+
 def _computes(pid: int) -> bool:
     with open(f"/proc/{pid}/task/{pid}/stat") as stat:
         return stat.read().rpartition(")")[2].split()[0] == "R"
