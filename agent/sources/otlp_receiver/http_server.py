@@ -30,7 +30,7 @@ from dsagent.agent.sources.otlp_receiver.inbox import (
 from dsagent.agent.sources.otlp_receiver.wire import BadBodyError
 
 MAX_CONNECTIONS = 32
-MAX_HELD_BYTES = 16 << 20  # of bodies that are still coming, over all connections
+MAX_HELD_BYTES = 16 << 20  # that have come of requests not complete, over all connections
 REQUEST_DEADLINE_S = 10.0
 IDLE_DEADLINE_S = 60.0
 CHUNK_BYTES = 64 << 10
@@ -66,7 +66,6 @@ class HttpServer:
         self.request_deadline_s = request_deadline_s
         self.idle_deadline_s = idle_deadline_s
         self.inbox = inbox
-        self.held_bytes = 0
         self.selector = selectors.DefaultSelector()
         self.connections: dict[socket.socket, _Connection] = {}
         self._thread: threading.Thread | None = None
@@ -87,6 +86,17 @@ class HttpServer:
     def port(self) -> int:
         port: int = self._socket.getsockname()[1]
         return port
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(each.held_bytes for each in tuple(self.connections.values()))
+
+    def make_room(self) -> None:
+        """What counts is what has come, not what was announced; whoever holds most gives way, so
+        that a few who fill it cannot keep the others out."""
+        if self.held_bytes > MAX_HELD_BYTES:
+            coming = (each for each in self.connections.values() if not each.is_answered)
+            max(coming, key=lambda each: each.held_bytes).refuse(503, "too much is coming at once")
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._serve, name="otlp-http", daemon=True)
@@ -155,11 +165,19 @@ class _Connection:
         """Between two requests."""
         return not self._in and not self._out and self._head is None
 
+    @property
+    def is_answered(self) -> bool:
+        return bool(self._out)
+
+    @property
+    def held_bytes(self) -> int:
+        return len(self._in)
+
     def ready(self, mask: int) -> None:
         try:
             if mask & selectors.EVENT_WRITE:
                 self._write()
-            elif mask & selectors.EVENT_READ:
+            elif mask & selectors.EVENT_READ and not self._out:
                 self._read()
         except OSError:
             self.close()
@@ -173,7 +191,7 @@ class _Connection:
         if self.is_idle or self._out:
             self.close()
         else:
-            self._refuse(408, "the request took too long to come")
+            self.refuse(408, "the request took too long to come")
 
     def _read(self) -> None:
         chunk = self._socket.recv(CHUNK_BYTES)
@@ -183,7 +201,9 @@ class _Connection:
         if self.is_idle:
             self._deadline_s = time.monotonic() + self._server.request_deadline_s
         self._in += chunk
-        self._go_on()
+        self._server.make_room()
+        if self._in:
+            self._go_on()
 
     def _go_on(self) -> None:
         """Answers the request that is complete, if one is; those behind it wait for that."""
@@ -195,10 +215,10 @@ class _Connection:
                 return
             body = bytes(memoryview(self._in)[: head.length])
             del self._in[: head.length]
-            self._let_go_of_head()
+            self._head = None
             self._answer(head, body)
         except RefusedError as refused:
-            self._refuse(refused.status, str(refused))
+            self.refuse(refused.status, str(refused))
 
     def _take_head(self) -> bool:
         raw, end, _ = self._in.partition(b"\r\n\r\n")
@@ -207,19 +227,11 @@ class _Connection:
         if not end:
             return False
         head = parse_head(bytes(raw), MAX_BODY_BYTES)
-        if self._server.held_bytes + head.length > MAX_HELD_BYTES:
-            raise RefusedError(503, "too much is coming at once")
         del self._in[: len(raw) + 4]
         self._head = head
-        self._server.held_bytes += head.length
         if head.expects_100 and len(self._in) < head.length:
             self._socket.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         return True
-
-    def _let_go_of_head(self) -> None:
-        if self._head is not None:
-            self._server.held_bytes -= self._head.length
-            self._head = None
 
     def _answer(self, head: Head, body: bytes) -> None:
         self._ends_after_answer = not head.keep_alive
@@ -234,10 +246,10 @@ class _Connection:
         answer = self._server.inbox.put(plain)
         self._send(_STATUS.get(answer.verdict, 200), answer.why)
 
-    def _refuse(self, status: int, why: str) -> None:
+    def refuse(self, status: int, why: str) -> None:
         self._ends_after_answer = True
         self._in.clear()
-        self._let_go_of_head()
+        self._head = None
         with suppress(OSError):
             self._send(status, why)
 
@@ -280,7 +292,6 @@ class _Connection:
         self.close()
 
     def close(self) -> None:
-        self._let_go_of_head()
         if self._socket.fileno() >= 0:
             del self._server.connections[self._socket]
             self._server.selector.unregister(self._socket)

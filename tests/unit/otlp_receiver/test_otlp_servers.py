@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import select
 import socket
 import struct
 from collections.abc import Iterator
@@ -198,14 +199,22 @@ def test_http_has_a_limit_on_heads_and_on_connections(http: HttpServer, inbox: I
     assert post(http, body())[0] == 200
 
 
-def test_http_holds_only_so_much_at_once(http: HttpServer) -> None:
+def test_http_counts_what_has_come_and_who_holds_most_gives_way(http: HttpServer) -> None:
     head = b"POST /v1/traces HTTP/1.1\r\nContent-Type: application/x-protobuf\r\n"
     head += b"Content-Length: %d\r\n\r\n" % MAX_BODY_BYTES
     begun = [socket.create_connection(("127.0.0.1", http.port), timeout=20) for _ in range(4)]
     for each in begun:
         each.sendall(head)
-    until(lambda: http.held_bytes == 4 * MAX_BODY_BYTES)
-    assert raw(http, head).startswith(b"HTTP/1.1 503 ")
+    until(lambda: sum(not each.is_idle for each in http.connections.values()) == 4)
+    assert post(http, body())[0] == 200  # announcing is not holding
+
+    for each in begun:
+        each.sendall(bytes(MAX_BODY_BYTES - 1))
+    until(lambda: http.held_bytes == 4 * (MAX_BODY_BYTES - 1))
+    assert post(http, body())[0] == 200
+    until(lambda: http.held_bytes == 3 * (MAX_BODY_BYTES - 1))
+    (refused,), _, _ = select.select(begun, [], [], 20.0)
+    assert refused.recv(4096).startswith(b"HTTP/1.1 503 ")
     for each in begun:
         each.close()
     until(lambda: http.held_bytes == 0)
