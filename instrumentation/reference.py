@@ -111,6 +111,8 @@ class ReferenceObserver(StepObserver):
                     tid=threading.get_native_id(),
                 )
             )
+        else:
+            self.rings[Role.FRONTEND].count_unwritten()
 
     @_kept_from_the_engine(Role.FRONTEND)
     def request_closed(self, life: RequestLife) -> None:
@@ -120,6 +122,8 @@ class ReferenceObserver(StepObserver):
         writer = self.rings[Role.FRONTEND].get()
         if writer is not None:
             writer.write(record)
+        else:
+            self.rings[Role.FRONTEND].count_unwritten()
         if self._exporter is not None:
             self._exporter.offer_request(record)
 
@@ -141,6 +145,8 @@ class ReferenceObserver(StepObserver):
         if writer is not None:
             writer.write_step(head, step.shares)
             writer.heartbeat(step.end_ns)
+        else:
+            self.rings[Role.SCHEDULER].count_unwritten()
         if self._exporter is not None:
             self._exporter.offer_step(head, tuple(step.shares), threading.get_native_id())
 

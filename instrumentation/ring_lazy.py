@@ -31,6 +31,12 @@ class LazyRing:
         writer = self._writer  # another thread may close it meanwhile
         return writer if writer is None or writer.is_on else None
 
+    def count_unwritten(self, records: int = 1) -> None:
+        """What `get` gave nothing to write them into: a switched-off ring's header counts on."""
+        writer = self._writer
+        if writer is not None:
+            writer.count_unwritten(records)
+
     def count_failure(self) -> None:
         """Something went wrong in what feeds it, and was kept from the engine."""
         self.failures += 1

@@ -264,6 +264,16 @@ class RingWriter:
         except ValueError:
             return  # closed by another thread meanwhile: nowhere to count
 
+    def count_unwritten(self, records: int) -> None:
+        """Somebody did not even make them, since it is switched off."""
+        memory = self._memory
+        if memory is None:
+            return
+        try:
+            memory.words[_UNWRITTEN] += records
+        except ValueError:
+            return  # closed by another thread meanwhile: nowhere to count
+
     def step_started(self, step_id: int, start_ns: int) -> None:
         """Say which step runs. The start is 0 in between, so that a reader of both knows."""
         try:

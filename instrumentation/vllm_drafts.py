@@ -69,7 +69,9 @@ class DraftWatch:
 
     def _write(self, now_ns: int) -> None:
         writer = self._ring.get()
-        if writer is not None:
+        if writer is None:
+            self._ring.count_unwritten()
+        else:
             writer.write(
                 Tally(
                     engine_id=self._engine_id(),

@@ -129,8 +129,12 @@ class ExpertWatch:
         since_ns, layer.since_ns = layer.since_ns, now_ns
         _settle(torch, layer)
         counts, layer.counts = layer.counts, None
+        if counts is None:
+            return
         writer = self._ring.get()
-        if writer is not None and counts is not None:
+        if writer is None:
+            self._ring.count_unwritten()
+        else:
             writer.write(
                 Tally(
                     engine_id=engine_id,

@@ -84,6 +84,7 @@ class RankWatch:
             self._rank = rank if isinstance(rank, int) else 0
         writer = self.ring.get()
         if writer is None:
+            self.ring.count_unwritten()
             return False
         self._now = step[1], monotonic_ns()
         self._executing = True
@@ -117,6 +118,8 @@ class RankWatch:
                 )
             )
             writer.idle(end_ns or executed_ns)
+        else:
+            self.ring.count_unwritten()
 
     def close(self) -> None:
         self.ring.close()

@@ -183,6 +183,7 @@ class RequestWatch:
             return  # more input of a session
         writer = self.ring.get()
         if writer is None:
+            self.ring.count_unwritten(2)  # its end is not looked for either
             return
         call = self._current() or Call(None, self._model)
         context = call.trace(getattr(request, "trace_headers", None))
@@ -305,6 +306,7 @@ class RequestWatch:
     ) -> None:
         writer = self.ring.get()
         if writer is None:
+            self.ring.count_unwritten()
             return
         writer.write(
             RequestRecord(

@@ -101,6 +101,8 @@ class SchedulerWatch:
 
     def _scheduled(self, scheduler: Any, output: Any, begun_ns: int, ended_ns: int) -> None:
         if self.ring.get() is None:
+            if getattr(output, "num_scheduled_tokens", None):
+                self.ring.count_unwritten()
             return
         tokens: dict[str, int] = output.num_scheduled_tokens
         preempted = self._note_preempted(scheduler, output)
@@ -206,6 +208,7 @@ class SchedulerWatch:
         self._output_begun_ns = begun_ns
         writer = self.ring.get()
         if writer is None:
+            self.ring.count_unwritten()
             return
         ids, scheduled, cached, context, prefill, recompute = shares
         tokens = _sampled(result, ids)

@@ -234,8 +234,10 @@ class StepsSource:
             state, reason = "unavailable", reason or "the target has no step ring"
         elif self._lapped_last_poll:
             state, reason = "lagging", "records were overwritten before they were read"
-        elif any(ring.health().switched_off for ring in rings):
-            state, reason = "failed", "a writer switched itself off after repeated failures"
+        elif off := [health for ring in rings if (health := ring.health()).switched_off]:
+            missing = sum(health.unwritten for health in off)
+            reason = "a writer switched itself off after repeated failures: "
+            state, reason = "failed", f"{reason}{missing} records were not written"
         dropped = self._rings.dropped + self._tallies_dropped
         return SourceStatus(self.name, state, reason, dropped, cost_ns=self._cost_ns)
 

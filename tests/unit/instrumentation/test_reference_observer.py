@@ -22,6 +22,7 @@ from dsagent.instrumentation.records import (
 )
 from dsagent.instrumentation.reference import ReferenceObserver
 from dsagent.instrumentation.ring import RingReader, Role, find_rings
+from dsagent.instrumentation.ring_writer import FAILURES_IN_A_ROW
 
 ENGINE_ID = 4711
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -249,6 +250,27 @@ def test_nothing_is_raised_into_the_engine_and_it_is_counted(
     assert found[Role.SCHEDULER].health().failures == 2
     observer.step_finished(report())
     assert len(found[Role.SCHEDULER].read()) == 1
+
+
+def test_what_comes_after_it_has_switched_itself_off_is_counted(
+    observer: ReferenceObserver, rings: Callable[[], dict[Role, RingReader]]
+) -> None:
+    observer.request_opened(life())
+    observer.idle()
+    for _ in range(FAILURES_IN_A_ROW):
+        observer.request_closed(object())  # type: ignore[arg-type]
+        observer.step_finished(None)  # type: ignore[arg-type]
+    found = rings()
+    before = {role: found[role].health().unwritten for role in found}
+    observer.request_opened(life(request_id="r2"))
+    observer.request_closed(life(request_id="r2"))
+    observer.step_started(7, 1)
+    observer.step_finished(report())
+    observer.idle()
+    after = {role: found[role].health().unwritten for role in found}
+    assert after[Role.FRONTEND] == before[Role.FRONTEND] + 2
+    assert after[Role.SCHEDULER] == before[Role.SCHEDULER] + 1
+    assert len(found[Role.FRONTEND].read()) == 1
 
 
 def test_no_memory_file_no_ring_no_harm(

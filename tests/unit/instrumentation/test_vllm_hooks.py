@@ -271,11 +271,17 @@ def test_what_we_get_wrong_is_counted_and_what_vllm_raises_is_its_own(
     # It has switched itself off, and looks no more.
     assert watch.ring.failures == writer.failures == FAILURES_IN_A_ROW
     assert watch.ring.get() is None
+    (ring,) = [each for each in find_rings(os.getpid()) if each.inode == writer.inode]
+    reader = RingReader.open(ring)
+    before = reader.health().unwritten
     engine = Engine()
     engine.add("a", prompt=4)
     schedule, update = hooked(watch, engine)
     update(schedule({"a": 4}), {"a": 1})
+    update(schedule({}), {})
     assert watch.ring.failures == FAILURES_IN_A_ROW
+    assert reader.health().unwritten == before + 1  # the step
+    reader.close()
 
     class VllmError(Exception):
         pass

@@ -447,3 +447,17 @@ def test_tallies_that_nobody_takes_are_dropped_and_counted(monkeypatch: pytest.M
     assert [tally.index for tally in source.take_tallies()] == list(range(3, 13))
     source.stop()
     ring.close()
+
+
+def test_what_a_writer_that_is_off_does_not_write_is_said() -> None:
+    ring = RingWriter(role=Role.RANK, engine_id=9, capacity_bytes=128 << 10)
+    source = StepsSource(own_target())
+    source.start()
+    while ring.is_on:
+        ring.count_failure()
+    ring.count_unwritten(2)
+    status = source.status()
+    assert status.state == "failed"
+    assert status.reason.endswith(f": {ring.failures + 2} records were not written")
+    source.stop()
+    ring.close()
