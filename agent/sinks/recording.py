@@ -63,11 +63,17 @@ class RecordingSink:
         self.unfinished_removed = 0  # files that an earlier run left behind
 
     def start(self) -> None:
+        refused = f"cannot record to {self._directory}"
         try:
+            str(self._directory).encode()
             self._open_folder()
+        except UnicodeEncodeError as error:  # Parquet's writer takes no other names
+            raise DsagentError(f"{refused}: its name is not UTF-8; choose another") from error
+        except FileExistsError as error:
+            raise DsagentError(f"{refused}: it is not a folder; choose another name") from error
         except OSError as error:
             self._unlock()
-            raise DsagentError(f"cannot record to {self._directory}: {error.strerror}") from error
+            raise DsagentError(f"{refused}: {error.strerror}") from error
         self._segment_due = time.monotonic() + self._segment_s
         self._thread = threading.Thread(target=self._work, name="sink-recording", daemon=True)
         self._thread.start()
@@ -159,7 +165,7 @@ class RecordingSink:
                     self._close_segment()
                 if is_last:
                     self._end_run()
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001  a part fails alone; its status says why
                 self._break(error, count)
             if is_last or self._broken:
                 self._unlock()
@@ -257,9 +263,12 @@ class RecordingSink:
         )
         write_meta(self._directory, self._meta)
 
-    def _break(self, error: OSError, count: int) -> None:
-        """The disk is full or gone: record no more, keep what is closed, count the rest; `count`:
-        the rows of the batch that it came with."""
+    def _break(self, error: Exception, count: int) -> None:
+        """The disk is full or gone, or the sink is at fault: record no more, keep what is closed,
+        count the rest; `count`: the rows of the batch that it came with."""
+        why = f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError):
+            why = os.strerror(error.errno) if error.errno else str(error)
         if self._segment is not None:
             self._segment.discard()
         lost, self._segment, self._segment_rows = self._segment_rows, None, 0
@@ -269,7 +278,7 @@ class RecordingSink:
                 self._status,
                 failed=self._status.failed + lost,
                 dropped=self._status.dropped + self._queued_rows + count,
-                reason=f"recording stopped: {os.strerror(error.errno) if error.errno else error}",
+                reason=f"recording stopped: {why}",
                 ended=True,
             )
             self._queue.clear()

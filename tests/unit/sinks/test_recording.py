@@ -247,8 +247,28 @@ def test_a_folder_is_taken_once_and_must_be_a_recording(
     with pytest.raises(DsagentError, match="not empty and not a recording"):
         RecordingSink(tmp_path / "letters").start()
     (tmp_path / "file").touch()
-    with pytest.raises(DsagentError, match="cannot record to"):
+    with pytest.raises(DsagentError, match="file: it is not a folder"):
         RecordingSink(tmp_path / "file").start()
+
+
+def test_a_name_that_the_files_cannot_have_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(DsagentError, match="its name is not UTF-8"):
+        RecordingSink(tmp_path / os.fsdecode(b"\xff")).start()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_fault_of_the_sink_ends_it_and_its_status_says_why(tmp_path: Path) -> None:
+    sink = RecordingSink(tmp_path / "rec")
+    sink.start()
+    broken = replace(account("r"), record=None)  # type: ignore[arg-type]
+    sink.take(batch(steps=(step(1),), accounts=(broken,)))
+    until(lambda: sink.status().ended)
+    sink.take(batch(steps=(step(2),)))
+    sink.stop(10.0)
+    status = sink.status()
+    assert "recording stopped: AttributeError" in status.reason
+    assert status.dropped > 0
+    assert status.sent == status.acknowledged + status.failed
 
 
 @pytest.mark.parametrize(
