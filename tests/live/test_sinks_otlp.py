@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,6 +27,9 @@ from oteltap import OtelTapHttpProtobufReceiver, OtelTapHttpProtobufReceiverSett
 from dsagent.agent.sinks.held_steps import HOLD_NS
 from dsagent.agent.sinks.otlp import OtlpSink
 from dsagent.agent.sinks.otlp_config import otlp_config
+from dsagent.agent.sinks.otlp_delivery import UNREACHED_S
+from dsagent.agent.sinks.otlp_http import HttpChannel
+from dsagent.agent.sinks.otlp_post import LAST_WAIT_S
 from dsagent.agent.sinks.outbox import MAX_BYTES, MAX_ITEMS
 from dsagent.agent.slo import Limits
 from dsagent.instrumentation.spans import step_span_id, step_trace_id
@@ -43,6 +45,9 @@ FULL = batch(
     ),
 )
 LATER = batch(now_ns=ENDED_NS + HOLD_NS)
+
+
+LONG_MS = "600000"  # a try does not end by itself: what ends, somebody else has ended
 
 
 def free_port() -> int:
@@ -243,26 +248,32 @@ def test_one_that_takes_no_connection_is_waited_for_a_moment_only() -> None:
         for each in fill:
             each.setblocking(False)
             each.connect_ex(("127.0.0.1", port))
-        sink = traces_only(port)
+        sink = traces_only(port, OTEL_EXPORTER_OTLP_TIMEOUT=LONG_MS)
         sink.start()
         sink.take(FULL)
-        began = time.monotonic()
-        sink.stop(60.0)
-        assert time.monotonic() - began < 30
+        sink.stop(3600.0)
         for each in fill:
             each.close()
     assert sink.status().sent == sink.status().failed > 0
-    assert sink.status().reason == "no answer by the end"
+    assert sink.status().reason == "no answer by the end"  # broken off, before it ended by itself
 
 
-def test_one_that_refuses_is_waited_for_a_moment_only() -> None:
+def test_one_that_refuses_is_waited_for_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[object] = []
+    send = HttpChannel.send
+
+    def counted(channel: HttpChannel, body: bytes, *, gzipped: bool) -> object:
+        tries.append(send(channel, body, gzipped=gzipped))
+        return tries[-1]
+
+    monkeypatch.setattr(HttpChannel, "send", counted)
     sink = traces_only(free_port())
     sink.start()
     sink.take(FULL)
-    began = time.monotonic()
-    sink.stop(60.0)
-    assert time.monotonic() - began < 30
+    sink.stop(3600.0)
     assert "refused" in sink.status().reason
+    # As many as fit into the moment, however slow the machine: each is followed by a pause.
+    assert 0 < len(tries) <= 2 + UNREACHED_S / (0.8 * LAST_WAIT_S)
 
 
 @contextmanager
@@ -305,7 +316,7 @@ def test_garbage_instead_of_http() -> None:
 
 def test_a_back_end_that_hangs_costs_bounded_memory_and_counted_drops() -> None:
     with raw_server(None) as port:
-        sink = traces_only(port)
+        sink = traces_only(port, OTEL_EXPORTER_OTLP_TIMEOUT=LONG_MS)
         sink.start()
         made = 0
         while sink.status().dropped == 0:
@@ -316,10 +327,9 @@ def test_a_back_end_that_hangs_costs_bounded_memory_and_counted_drops() -> None:
         items, size_bytes = sink._spans.waiting
         assert items <= MAX_ITEMS
         assert size_bytes <= MAX_BYTES
-        began = time.monotonic()
         sink.stop(0.5)
-        assert time.monotonic() - began < 5
         status = sink.status()
+        assert status.lost["no_answer"] > 0  # broken off, before it ended by itself
         assert status.acknowledged == 0
         assert status.sent == status.failed > 0
         assert status.made is not None
