@@ -40,8 +40,6 @@ class EngineStats(NamedTuple):
 
     waiting: int
     running: int
-    kv_blocks_free: int
-    kv_blocks_cached: int  # free to take, but their contents can still be hit
     kv_blocks_used: int
     kv_blocks_total: int
 
@@ -116,8 +114,6 @@ class Engine:
         return EngineStats(
             len(scheduler.waiting),
             len(scheduler.running),
-            kv.free,
-            kv.cached,
             kv.used,
             kv.num_blocks,
         )
