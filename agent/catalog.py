@@ -9,6 +9,29 @@ them and a test holds the two equal.
 
 from __future__ import annotations
 
+from dsagent.agent.agent_metrics import (
+    AGENT_CPU,
+    AGENT_METRICS,
+    AGENT_OVERHEAD,
+    AGENT_PSS,
+    CLOCK_ERROR,
+    EVENTS,
+    SAMPLES_UNKNOWN,
+    SERIES_OVERFLOWED,
+    SINK_ACKNOWLEDGED,
+    SINK_DROPPED,
+    SINK_FAILED,
+    SINK_LOST,
+    SINK_MADE,
+    SINK_QUEUED,
+    SINK_SENT,
+    SOURCE_COST,
+    SOURCE_DROPPED,
+    SOURCE_LAG,
+    SOURCE_STATE,
+    TARGET_INFO,
+    UNCOUNTED_LOSSES,
+)
 from dsagent.agent.device_metrics import (
     CGROUP_CPU_THROTTLED,
     GPU_CLOCK,
@@ -42,6 +65,13 @@ from dsagent.agent.engine_metrics import (
     CACHE_REQUEST,
     ENGINE_METRICS,
 )
+from dsagent.agent.engine_span_metrics import (
+    ENGINE_SPAN_FIGURES,
+    ENGINE_SPAN_METRICS,
+    ENGINE_SPANS,
+    OTLP_RECEIVER_REQUESTS,
+    OTLP_RECEIVER_SPANS,
+)
 from dsagent.agent.kernel_delays import KERNEL_DELAY, KERNEL_DELAYS_DROPPED, KERNEL_METRICS
 from dsagent.agent.metric import Metric
 from dsagent.agent.served import SERVED_METRICS
@@ -56,9 +86,21 @@ from dsagent.agent.slo_metrics import (
     SLO_METRICS,
     SLO_STATE,
 )
+from dsagent.agent.tally_metrics import (
+    DRAFT_ACCEPTANCE,
+    DRAFT_LENGTH,
+    EXPERT_LOAD,
+    EXPERT_LOAD_WORST,
+    EXPERTS_DEAD,
+    TALLY_METRICS,
+)
 from dsagent.instrumentation import names
 
 __all__ = [  # and every metric by its name below
+    "AGENT_CPU",
+    "AGENT_METRICS",
+    "AGENT_OVERHEAD",
+    "AGENT_PSS",
     "CACHE_CIRCUIT",
     "CACHE_HIT",
     "CACHE_HIT_RATIO",
@@ -66,7 +108,17 @@ __all__ = [  # and every metric by its name below
     "CACHE_REQUEST",
     "CATALOGUE",
     "CGROUP_CPU_THROTTLED",
+    "CLOCK_ERROR",
+    "DRAFT_ACCEPTANCE",
+    "DRAFT_LENGTH",
     "ENGINE_METRICS",
+    "ENGINE_SPANS",
+    "ENGINE_SPAN_FIGURES",
+    "ENGINE_SPAN_METRICS",
+    "EVENTS",
+    "EXPERTS_DEAD",
+    "EXPERT_LOAD",
+    "EXPERT_LOAD_WORST",
     "GPU_CLOCK",
     "GPU_CLOCK_LIMIT",
     "GPU_ENERGY",
@@ -85,6 +137,8 @@ __all__ = [  # and every metric by its name below
     "KERNEL_DELAY",
     "KERNEL_DELAYS_DROPPED",
     "KERNEL_METRICS",
+    "OTLP_RECEIVER_REQUESTS",
+    "OTLP_RECEIVER_SPANS",
     "PROCESS_CONTEXT_SWITCHES",
     "PROCESS_CPU_TIME",
     "PROCESS_DISK_IO",
@@ -93,7 +147,16 @@ __all__ = [  # and every metric by its name below
     "PROCESS_OPEN_FILES",
     "PROCESS_PAGING_FAULTS",
     "PROCESS_THREAD_COUNT",
+    "SAMPLES_UNKNOWN",
+    "SERIES_OVERFLOWED",
     "SERVED_METRICS",
+    "SINK_ACKNOWLEDGED",
+    "SINK_DROPPED",
+    "SINK_FAILED",
+    "SINK_LOST",
+    "SINK_MADE",
+    "SINK_QUEUED",
+    "SINK_SENT",
     "SLO_BAD",
     "SLO_BLIND",
     "SLO_BURNT",
@@ -101,7 +164,14 @@ __all__ = [  # and every metric by its name below
     "SLO_EVENTS",
     "SLO_METRICS",
     "SLO_STATE",
+    "SOURCE_COST",
+    "SOURCE_DROPPED",
+    "SOURCE_LAG",
+    "SOURCE_STATE",
     "SYSTEM_CPU_TIME",
+    "TALLY_METRICS",
+    "TARGET_INFO",
+    "UNCOUNTED_LOSSES",
     "Metric",
 ]
 
@@ -168,24 +238,6 @@ TTFT_CAUSE = Metric(
     (MODEL, "cause", "how"),
 )
 
-# To Prometheus only: OTLP has the same as its resource. No pid: it would multiply the series.
-TARGET_INFO = Metric(
-    "target_info",
-    "gauge",
-    "{target}",
-    "1; what the agent is attached to.",
-    (
-        names.SERVICE_NAME,
-        "service.namespace",
-        "service.version",
-        names.SERVICE_INSTANCE_ID,
-        "deployment.environment.name",
-        "container.id",
-        "k8s.namespace.name",
-        "k8s.pod.name",
-        "k8s.pod.uid",
-    ),
-)
 
 STEP_DURATION = Metric(
     "dsagent.engine.step.duration",
@@ -258,168 +310,6 @@ KV_BLOCKS_LIMIT = Metric(
     "dsagent.engine.kv_blocks.limit", "gauge", "{block}", "KV cache blocks the engine has."
 )
 
-SOURCE_STATE = Metric(
-    "dsagent.source.state",
-    "gauge",
-    "{state}",
-    "1 for the state a source is in: ok, unavailable, lagging or failed.",
-    ("source", "state"),
-)
-SOURCE_DROPPED = Metric(
-    "dsagent.source.dropped", "counter", "{record}", "Records a source lost, counted.", ("source",)
-)
-SOURCE_LAG = Metric("dsagent.source.lag", "gauge", "s", "How far a source is behind.", ("source",))
-SOURCE_COST = Metric(
-    "dsagent.source.cost", "counter", "s", "CPU time spent by a source.", ("source",)
-)
-SINK_SENT = Metric(
-    "dsagent.sink.sent", "counter", "{item}", "Items a sink handed to its back end.", ("sink",)
-)
-SINK_ACKNOWLEDGED = Metric(
-    "dsagent.sink.acknowledged",
-    "counter",
-    "{item}",
-    "Items that the back end said it took.",
-    ("sink",),
-)
-SINK_FAILED = Metric(
-    "dsagent.sink.failed",
-    "counter",
-    "{item}",
-    "Items sent that the back end refused or did not answer for.",
-    ("sink",),
-)
-SINK_DROPPED = Metric(
-    "dsagent.sink.dropped", "counter", "{item}", "Items given up before sending.", ("sink",)
-)
-SINK_MADE = Metric(
-    "dsagent.sink.made",
-    "counter",
-    "{item}",
-    "Items made for a sink's back end, with those an earlier run left on disk; each is queued, "
-    "sent or dropped.",
-    ("sink", "kind"),
-)
-SINK_QUEUED = Metric(
-    "dsagent.sink.queued",
-    "gauge",
-    "{item}",
-    "Items that wait for a sink's back end, or for its answer.",
-    ("sink", "kind"),
-)
-SINK_LOST = Metric(
-    "dsagent.sink.lost",
-    "counter",
-    "{item}",
-    "Items that did not arrive, by why: those failed and those dropped.",
-    ("sink", "kind", "reason"),
-)
-UNCOUNTED_LOSSES = Metric(
-    "dsagent.uncounted_losses",
-    "gauge",
-    "{record}",
-    "Records written and neither read nor counted as lost: must be 0.",
-)
-EVENTS = Metric(
-    "dsagent.events",
-    "counter",
-    "{event}",
-    "Rare events: a stalled loop, a source lost, a child that came or went.",
-    ("event",),
-)
-SAMPLES_UNKNOWN = Metric(
-    "dsagent.samples.unknown",
-    "counter",
-    "{sample}",
-    "Samples whose name or attributes are not in the catalogue, left out.",
-)
-SERIES_OVERFLOWED = Metric(
-    "dsagent.series.overflowed",
-    "counter",
-    "{update}",
-    "Updates that found the budget of series used up: they are in ~other, gauges are left out.",
-)
-CLOCK_ERROR = Metric(
-    "dsagent.clock.error", "gauge", "s", "Bound on the error between monotonic and wall clock."
-)
-AGENT_CPU = Metric("dsagent.agent.cpu.time", "counter", "s", "CPU time the agent itself used.")
-AGENT_PSS = Metric(
-    "dsagent.agent.memory.pss", "gauge", "By", "Memory of the agent and its children (PSS)."
-)
-AGENT_OVERHEAD = Metric(
-    "dsagent.agent.overhead", "gauge", "1", "The agent's cost to the target, as it knows it."
-)
-
-OTLP_RECEIVER_REQUESTS = Metric(
-    "dsagent.otlp_receiver.requests",
-    "counter",
-    "{request}",
-    "Requests to the OTLP receiver, by protocol (http, grpc) and the code answered.",
-    ("protocol", "code"),
-)
-OTLP_RECEIVER_SPANS = Metric(
-    "dsagent.otlp_receiver.spans",
-    "counter",
-    "{span}",
-    "Spans received: the engine's own of a request, or others, which are only passed on.",
-    ("of",),
-)
-ENGINE_SPANS = Metric(
-    "dsagent.engine_span.spans",
-    "counter",
-    "{span}",
-    "The engine's own spans of requests: joined to our account, unmatched, or repeated.",
-    ("outcome",),
-)
-ENGINE_SPAN_FIGURES = Metric(
-    "dsagent.engine_span.figures",
-    "counter",
-    "{figure}",
-    "Figures of the engine's own spans compared with ours; times agree within 5 ms or 2 %.",
-    ("figure", "agrees"),
-)
-ENGINE_SPAN_METRICS = (
-    OTLP_RECEIVER_REQUESTS,
-    OTLP_RECEIVER_SPANS,
-    ENGINE_SPANS,
-    ENGINE_SPAN_FIGURES,
-)
-
-EXPERT_LOAD = Metric(
-    "dsagent.moe.expert_load.max_ratio",
-    "gauge",
-    "1",
-    "Tokens routed to a layer's busiest expert, over the mean of its experts; last minute.",
-    ("layer",),
-)
-EXPERT_LOAD_WORST = Metric(
-    "dsagent.moe.expert_load.worst_ratio",
-    "gauge",
-    "1",
-    "The same, of the layer where it is largest.",
-)
-EXPERTS_DEAD = Metric(
-    "dsagent.moe.experts.dead",
-    "gauge",
-    "{expert}",
-    "Experts of a layer that got no token in the last minute, where 20 each would be fair.",
-    ("layer",),
-)
-DRAFT_ACCEPTANCE = Metric(
-    "dsagent.spec_decode.acceptance_ratio",
-    "gauge",
-    "1",
-    "Drafts whose token at this position was accepted; last minute.",
-    ("position",),
-)
-DRAFT_LENGTH = Metric(
-    "dsagent.spec_decode.acceptance_length",
-    "gauge",
-    "{token}",
-    "Tokens a draft yields: 1 + accepted tokens / drafts; last minute.",
-)
-TALLY_METRICS = (EXPERT_LOAD, EXPERT_LOAD_WORST, EXPERTS_DEAD, DRAFT_ACCEPTANCE, DRAFT_LENGTH)
-
 _SERVED = {metric.name: metric for metric in SERVED_METRICS}
 SERVED_RUNNING = _SERVED["dsagent.served.requests.running"]
 SERVED_WAITING = _SERVED["dsagent.served.requests.waiting"]
@@ -446,28 +336,6 @@ STEP_METRICS = (
     REQUESTS_RUNNING,
     KV_BLOCKS_USED,
     KV_BLOCKS_LIMIT,
-)
-AGENT_METRICS = (
-    TARGET_INFO,
-    SOURCE_STATE,
-    SOURCE_DROPPED,
-    SOURCE_LAG,
-    SOURCE_COST,
-    SINK_SENT,
-    SINK_ACKNOWLEDGED,
-    SINK_FAILED,
-    SINK_DROPPED,
-    SINK_MADE,
-    SINK_QUEUED,
-    SINK_LOST,
-    UNCOUNTED_LOSSES,
-    EVENTS,
-    SAMPLES_UNKNOWN,
-    SERIES_OVERFLOWED,
-    CLOCK_ERROR,
-    AGENT_CPU,
-    AGENT_PSS,
-    AGENT_OVERHEAD,
 )
 
 SAMPLE_METRICS = {
