@@ -25,12 +25,22 @@ def detach(
     from dsagent.agent import terminal
     from dsagent.agent.errors import FINDINGS, USAGE, DsagentError
     from dsagent.agent.inject import way_in
+    from dsagent.agent.inject.interpreter import CannotInject
 
     progress = terminal.Progress()
-    found = way_in.processes(pid)
-    ended = way_in.end_agent(found)
+    found: tuple[way_in.Process, ...] = ()
+    refused: CannotInject | None = None
+    try:
+        found = way_in.processes(pid)
+        ended = way_in.end_agent(found)
+    except CannotInject as error:  # an agent can be ended all the same, whatever serves there
+        refused = error
+        ended = way_in.end_agent_of(pid)
     if ended:
         progress.say("the agent has ended")
+    if refused is not None and not (ended and isinstance(refused, way_in.NoVllm)):
+        why = refused.reason if ended else f"{refused.reason}, and no dsagent is attached there"
+        raise DsagentError(f"cannot detach: {why}", exit_code=refused.exit_code) from refused
     done = []
     for each in way_in.take(found):
         progress.say(each.line)

@@ -31,8 +31,9 @@ _LOCKING = (
 class CannotInject(DsagentError):  # noqa: N818 - what was found, not what went wrong
     """Nothing has been put into the process; the text says why."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(f"cannot inject: {message}", exit_code=CANNOT_ATTACH)
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"cannot inject: {reason}", exit_code=CANNOT_ATTACH)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,10 @@ _ROLES = {  # by what vLLM calls its processes
 }
 
 
+class NoVllm(CannotInject):
+    """There is no process that hooks could be in."""
+
+
 @dataclass(frozen=True, slots=True)
 class Process:
     """One of the server's that hooks can be put into."""
@@ -102,7 +106,7 @@ def processes(pid: int) -> tuple[Process, ...]:
         except ProcessGone:
             continue
     if not found:
-        raise CannotInject(f"neither process {pid} nor one below it runs vLLM")
+        raise NoVllm(f"neither process {pid} nor one below it runs vLLM")
     return tuple(sorted(found, key=lambda process: "FRONTEND" in process.roles))
 
 
@@ -154,6 +158,19 @@ def end_agent(found: Sequence[Process]) -> bool:
             _end(process.pid)
             return True
     return False
+
+
+def end_agent_of(pid: int) -> bool:
+    """Ends the agent that watches the server of `pid`, whatever serves there, if one does. Raises
+    as `end_agent` does."""
+    try:
+        target = control.choose(pid)
+    except control.Unreachable:
+        raise
+    except DsagentError:  # nobody watches it
+        return False
+    _end(target)
+    return True
 
 
 def _end(pid: int) -> None:

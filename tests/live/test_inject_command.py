@@ -168,9 +168,28 @@ def test_somebody_who_says_no(target: lab.PythonTarget) -> None:
 
 def test_no_vllm_there() -> None:
     with lab.PythonTarget("naps") as target:
-        for command in (("attach", "--instrument", "inject", "--yes"), ("detach",)):
-            ran = dsagent(*command, str(target.pid))
-            assert ran.returncode == CANNOT_ATTACH
-            assert ran.stderr == (
-                f"dsagent: cannot inject: neither process {target.pid} nor one below it runs vLLM\n"
-            )
+        why = f"neither process {target.pid} nor one below it runs vLLM"
+        ran = dsagent("attach", "--instrument", "inject", "--yes", str(target.pid))
+        assert ran.returncode == CANNOT_ATTACH
+        assert ran.stderr == f"dsagent: cannot inject: {why}\n"
+        ran = dsagent("detach", str(target.pid))
+        assert ran.returncode == CANNOT_ATTACH
+        assert ran.stderr == (f"dsagent: cannot detach: {why}, and no dsagent is attached there\n")
+
+
+def test_the_agent_of_a_server_that_is_not_vllm_is_ended_too() -> None:
+    with lab.PythonTarget("naps") as target:
+        assert target.ask("!import http.server, threading") == "ok"
+        serve = "http.server.HTTPServer(('127.0.0.1', 0), http.server.BaseHTTPRequestHandler)"
+        assert target.ask(f"!server = {serve}") == "ok"
+        pid = str(target.pid)
+        attach = [COMMAND, "attach", pid, "--instrument", "outside", "--without", "kernel"]
+        with subprocess.Popen(attach, stderr=subprocess.PIPE, text=True) as agent:
+            try:
+                assert agent.stderr is not None
+                assert any("attached to" in line for line in agent.stderr)
+                ran = dsagent("detach", pid)
+                assert (ran.returncode, ran.stderr) == (0, "the agent has ended\n")
+                assert agent.wait(lab.PATIENCE_S) == 0
+            finally:
+                agent.kill()
