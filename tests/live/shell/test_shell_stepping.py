@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +18,13 @@ from shell_lab import Engine
 from dsagent.agent import budget, overhead
 from dsagent.agent import session as session_module
 from dsagent.agent.account import Account
+from dsagent.agent.again import attribute_again
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import Event, SourceStatus
 from dsagent.agent.feeds import Feeds
 from dsagent.agent.session import Session
-from dsagent.agent.sinks.base import Explained, SinkStatus
+from dsagent.agent.sinks.base import Explained, Sink, SinkStatus
+from dsagent.agent.sinks.recording import RecordingSink
 from dsagent.agent.sources.kernel import check
 from dsagent.agent.target import resolve
 
@@ -84,9 +87,9 @@ class Listener:
 
 
 @contextmanager
-def attached(engine: Engine, **options: Any) -> Iterator[Listener]:
+def attached(engine: Engine, *sinks: Sink, **options: Any) -> Iterator[Listener]:
     listener, begun = Listener(), threading.Event()
-    session = Session(resolve(engine.pid), [listener], on_attached=begun.set, **options)
+    session = Session(resolve(engine.pid), [listener, *sinks], on_attached=begun.set, **options)
     thread = threading.Thread(target=session.run)
     thread.start()
     try:
@@ -139,8 +142,9 @@ def test_it_steps_down_while_looking_is_too_dear_and_up_again(engine: Engine) ->
 
 
 @pytest.mark.usefixtures("short_windows")
-def test_off_is_said_and_it_goes_on_without(engine: Engine) -> None:
-    with attached(engine, max_overhead_ratio=1e-9) as listener:
+def test_off_is_said_and_it_goes_on_without(engine: Engine, tmp_path: Path) -> None:
+    recording = RecordingSink(tmp_path / "rec")
+    with attached(engine, recording, max_overhead_ratio=1e-9) as listener:
         engine.do("request r1")
         listener.wait(lambda: listener.kernel[-1].state == "unavailable")
         assert listener.kernel[-1].reason.startswith("stepped down from core: overhead is ")
@@ -149,6 +153,7 @@ def test_off_is_said_and_it_goes_on_without(engine: Engine) -> None:
         engine.do("request r2")
         listener.wait(lambda: len(listener.accounts) == 2)
         assert listener.accounts[1].not_looked_at == ("kernel",)
+    assert list(attribute_again(tmp_path / "rec")) == listener.accounts
 
 
 def test_from_off_it_is_loaded_anew_and_tags_by_step_again(engine: Engine) -> None:
