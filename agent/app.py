@@ -101,6 +101,8 @@ def _message(error: Exception) -> tuple[str, int]:
     match error:
         case DsagentError():
             return str(error), error.exit_code
+        case typer.BadParameter():
+            return error.format_message() + _origin(error), USAGE
         case typer.TyperException():
             return error.format_message(), USAGE
         case ModuleNotFoundError() if not (error.name or "dsagent").startswith("dsagent"):
@@ -112,6 +114,18 @@ def _message(error: Exception) -> tuple[str, int]:
         traceback.print_exception(error)
     text = f"internal error: {type(error).__name__}: {error} (DSAGENT_DEBUG=1 shows where)"
     return text, FINDINGS
+
+
+def _origin(error: typer.BadParameter) -> str:
+    """Where a wrong value is to be mended, if it was not on the command line."""
+    name = None if error.param is None else error.param.name
+    source = error.ctx.get_parameter_source(name) if error.ctx is not None and name else None
+    match source.name if source is not None else "":
+        case "ENVIRONMENT":
+            return f" ({settings.ENV_PREFIX}_{str(name).upper()} says so)"
+        case "DEFAULT_MAP":
+            return " (the settings file says so)"
+    return ""
 
 
 def _complain(message: str, exit_code: int) -> int:

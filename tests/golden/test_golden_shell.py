@@ -80,6 +80,7 @@ def test_errors_are_one_line_and_an_exit_code(name: str, golden: Golden) -> None
 
 NO_SUCH = "3999999999"
 INFINITE = "inf is no number of seconds up to 1e+09."
+BY_FILE = "the settings file says so"
 
 
 @pytest.mark.parametrize(
@@ -87,8 +88,13 @@ INFINITE = "inf is no number of seconds up to 1e+09."
     [
         (["--duration", "inf"], {}, "", f"Invalid value for '--duration': {INFINITE}"),
         (["--duration", "1e309"], {}, "", f"Invalid value for '--duration': {INFINITE}"),
-        ([], {"DSAGENT_DURATION": "inf"}, "", f"Invalid value for '--duration': {INFINITE}"),
-        ([], {}, "duration = inf", f"Invalid value for '--duration': {INFINITE}"),
+        (
+            [],
+            {"DSAGENT_DURATION": "inf"},
+            "",
+            f"Invalid value for '--duration': {INFINITE} (DSAGENT_DURATION says so)",
+        ),
+        ([], {}, "duration = inf", f"Invalid value for '--duration': {INFINITE} ({BY_FILE})"),
         (
             ["--duration", "nan"],
             {},
@@ -96,8 +102,8 @@ INFINITE = "inf is no number of seconds up to 1e+09."
             "Invalid value for '--duration': Input should be greater than or equal to 0.1",
         ),
         (["--record", ""], {}, "", "Invalid value for '--record': it needs a name."),
-        ([], {}, "record = ''", "Invalid value for '--record': it needs a name."),
-        ([], {}, "slo = 5", "Invalid value for '--slo': it needs a name."),
+        ([], {}, "record = ''", f"Invalid value for '--record': it needs a name. ({BY_FILE})"),
+        ([], {}, "slo = 5", f"Invalid value for '--slo': it needs a name. ({BY_FILE})"),
         (["--prometheus", "[::1:9"], {}, "", "'[::1:9' is not HOST:PORT or [IPV6]:PORT"),
         ([], {"DSAGENT_PROMETHEUS": "2"}, "", "'2' is not HOST:PORT or [IPV6]:PORT"),
         (
