@@ -7,6 +7,7 @@ from account_facts import fact, facts, share, step
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsagent.agent import pieces
 from dsagent.agent.capacity import blame_by_capacity
 from dsagent.agent.fact_store import FactIndex, FactRows
 from dsagent.agent.facts import Facts, Kind
@@ -148,6 +149,14 @@ def test_split_adds_up(total: int, weights: list[float]) -> None:
     parts = split(total, weights)
     assert sum(parts) == (total if sum(weights) > 0 else 0)
     assert all(part >= 0 for part in parts)
+
+
+@given(st.integers(0, 10**10), st.lists(st.integers(0, 40_000), min_size=48, max_size=100))
+def test_many_are_split_as_few_are(total: int, weights: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "_MANY", len(weights) + 1)
+        one_by_one = split(total, weights)
+    assert split(total, weights) == one_by_one
 
 
 def test_a_share_is_at_most_one_off_its_exact_value() -> None:
