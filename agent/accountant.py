@@ -34,6 +34,7 @@ MOST_OPEN = 20_000  # requests begun, and ended but still waiting for their fact
 MOST_UNFINISHED = 8  # accounts of requests that go on, at one asking
 MOST_WAITING = 20_000  # steps that wait for their facts
 MOST_ENGINES = 16
+MOST_WORK = 200_000  # shares of steps looked at in one call: a fraction of a second
 MOST_RANK_STEPS = 16_384  # whose step has not come yet
 MOST_FRONT_ENDS = 256
 MOST_VIEWS = 256  # changes of what is looked at
@@ -181,16 +182,22 @@ class Accountant:
             self._names.popitem(last=False)
 
     def due(self, now_ns: int) -> list[Account]:
-        """The requests that have ended and can be accounted for."""
+        """The requests that have ended and can be accounted for. What is too much for one call
+        is left for the next: a request that took part in many large steps is work, and nobody
+        must be kept waiting by hundreds of them."""
         for engine in self._engines.values():
             self._join(engine, now_ns)
         self._fresh.clear()
-        ready: list[RequestRecord] = []
+        accounts: list[Account] = []
         waiting: list[RequestRecord] = []
+        work = 0
         for record in self._closed:
-            (ready if self._is_ready(record, now_ns) else waiting).append(record)
+            if work >= MOST_WORK or not self._is_ready(record, now_ns):
+                waiting.append(record)
+                continue
+            work += sum(1 + len(piece.shares) for piece in self._pieces_of(record)[1])
+            accounts.append(self._norms.judge(self._account(record, finished=True)))
         self._closed = waiting
-        accounts = [self._norms.judge(self._account(record, finished=True)) for record in ready]
         self._prune(now_ns)
         return accounts
 

@@ -357,8 +357,12 @@ class Session:
             time.sleep(SETTLE_TICK_S)
             now_ns = time.monotonic_ns()
             self._pass_on(now_ns)
-        if self._accountant.waiting:
+        while self._accountant.waiting and now_ns < ended_ns + READ_ON_NS:
+            now_ns = time.monotonic_ns()
             self._pass_on(now_ns, gives_up=True)
+        if self._accountant.waiting:
+            left = self._accountant.waiting
+            self._on_trouble(f"{left} requests that had ended were too much to account for in time")
         if self._engine_spans is not None:
             self._engine_spans.let_go()
             self._pass_on(now_ns)

@@ -241,3 +241,35 @@ def test_requests_that_never_end_hold_no_more_than_the_bounds(
     assert len(unfinished) == accountant_module.MOST_UNFINISHED
     for found in unfinished:
         check(found)
+
+
+def test_no_call_does_more_than_its_share_and_none_is_forgotten() -> None:
+    """Three hundred requests that were all in each of a hundred steps end at once."""
+    keys = range(1, 301)
+    batch = tuple(share(key) for key in keys)
+    made = [
+        step(i, start=i * 10 * MS, end=(i + 1) * 10 * MS, forward=9 * MS, shares=batch)
+        for i in range(100)
+    ]
+    ends = S + MS
+    ended = [
+        replace(
+            record(key, received=0, sent=ends),
+            queued_ns=0,
+            first_scheduled_ns=0,
+            first_token_ns=10 * MS,
+            first_sent_ns=10 * MS,
+            finished_ns=S,
+            output_tokens=100,
+        )
+        for key in keys
+    ]
+    accountant = Accountant(0)
+    accountant.add(Readings(steps=made, closed=ended, facts_complete_ns=FAR))
+    calls = [len(accountant.due(ends))]
+    assert 0 < calls[0] < len(keys) / 10
+    assert accountant.waiting == len(keys) - calls[0]
+    while accountant.waiting:
+        calls.append(len(accountant.due(ends)))
+        assert calls[-1]
+    assert sum(calls) == len(keys)
