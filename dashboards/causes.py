@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders import dashboard
+from grafana_foundation_sdk.builders import dashboard, timeseries
 
 from dsagent.agent import catalog
 from dsagent.dashboards.board import AGENTS, MODELS, start
@@ -35,18 +35,22 @@ def board() -> dashboard.Dashboard:
     return made
 
 
+def mean_by_cause() -> timeseries.Panel:
+    """What the mean of the whole requests is made of."""
+    ended = rate(catalog.REQUESTS, f"{OF_REQUESTS},{WHOLE_ONES}")
+    return lines(
+        "Mean request, by cause",
+        "s",
+        "What the mean request's duration is made of; unattributed is the honest rest.",
+        query(per_request(catalog.REQUEST_CAUSE, ended), "{{cause}}"),
+        stacked=True,
+    )
+
+
 def _requests(made: dashboard.Dashboard) -> None:
     made.with_row(dashboard.Row("Whole requests"))
     ended = rate(catalog.REQUESTS, f"{OF_REQUESTS},{WHOLE_ONES}")
-    made.with_panel(
-        lines(
-            "Mean request, by cause",
-            "s",
-            "What the mean request's duration is made of; unattributed is the honest rest.",
-            query(per_request(catalog.REQUEST_CAUSE, ended), "{{cause}}"),
-            stacked=True,
-        )
-    )
+    made.with_panel(mean_by_cause())
     made.with_panel(
         lines(
             "Without its own computing",

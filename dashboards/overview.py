@@ -5,6 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders import dashboard
 
 from dsagent.agent import catalog
+from dsagent.dashboards import causes
 from dsagent.dashboards.board import AGENTS, MODELS, limit_variable, start
 from dsagent.dashboards.panels import bars, figure, last, lines, query, states
 from dsagent.dashboards.queries import (
@@ -12,7 +13,6 @@ from dsagent.dashboards.queries import (
     OF_REQUESTS,
     by,
     increase,
-    per_request,
     quantile,
     rate,
     ratio,
@@ -35,7 +35,6 @@ LIMITS = (
     ("e2e_limit", "Duration limit, s", catalog.REQUEST_DURATION, 10.24),
 )
 OK = 'outcome=~"stop|length|tool_calls"'
-WHOLE = 'partial="false"'
 
 
 def board() -> dashboard.Dashboard:
@@ -202,16 +201,7 @@ def _limits(made: dashboard.Dashboard) -> None:
 
 def _why(made: dashboard.Dashboard) -> None:
     made.with_row(dashboard.Row("What it is made of"))
-    ended = rate(catalog.REQUESTS, f"{OF_REQUESTS},{WHOLE}")
-    made.with_panel(
-        lines(
-            "Mean request, by cause",
-            "s",
-            "What the mean request's duration is made of; unattributed is the honest rest.",
-            query(per_request(catalog.REQUEST_CAUSE, ended), "{{cause}}"),
-            stacked=True,
-        )
-    )
+    made.with_panel(causes.mean_by_cause())
     made.with_panel(
         lines(
             "Request duration",
