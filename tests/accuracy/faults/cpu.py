@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 
 from bench import Bench, Injector
+from ending import end
 from truth import Fault, Injection, life
 
 HOG = "lab-hog"
@@ -57,9 +58,7 @@ def run_hogs(
             raise RuntimeError("a hog did not start")
     start_ns = time.monotonic_ns()
     for hog in hogs:
-        hog.wait()
-        assert hog.stdout is not None
-        hog.stdout.close()
+        end(hog, seconds)
     return start_ns, time.monotonic_ns()
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench import Bench, Injector
+from ending import end
 from truth import Fault, Injection, life
 
 # Which CPUs receive what loopback delivers; none: the sender's, in its own time.
@@ -52,8 +53,7 @@ def storm(bench: Bench, dice: random.Random) -> Injection:
         if flood.stdout.readline() != "ready\n":
             raise RuntimeError("the flood did not start")
         start_ns = time.monotonic_ns()
-        flood.wait()
-        flood.stdout.close()
+        end(flood, seconds)
     return Injection("interrupt_storm", start_ns, time.monotonic_ns())
 
 
