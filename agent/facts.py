@@ -6,7 +6,7 @@ thousands a second and the join must not pay Python for each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal, Protocol
@@ -63,6 +63,20 @@ Facts = npt.NDArray[np.void]  # dtype FACT_DTYPE
 
 def no_facts() -> Facts:
     return np.empty(0, FACT_DTYPE)
+
+
+def one_array(brought: Sequence[Readings]) -> Facts:
+    """The facts of all readings, in their order."""
+    arrays = [readings.facts for readings in brought if len(readings.facts)]
+    if len(arrays) > 1:
+        return np.concatenate(arrays)
+    return arrays[0] if arrays else no_facts()
+
+
+def facts_complete_ns(brought: Sequence[Readings]) -> int | None:
+    """Up to when they are complete, as the last source says that knows it."""
+    told = [r.facts_complete_ns for r in brought if r.facts_complete_ns is not None]
+    return told[-1] if told else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+import queue
 import selectors
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
-
-import numpy as np
 
 from dsagent.agent import procfs
 from dsagent.agent.accountant import Accountant
@@ -21,13 +20,13 @@ from dsagent.agent.engine_spans import EngineSpans
 from dsagent.agent.errors import CANNOT_ATTACH, DsagentError
 from dsagent.agent.facts import (
     Event,
-    Facts,
     Readings,
     Sample,
     Source,
     SourceStatus,
     Target,
-    no_facts,
+    facts_complete_ns,
+    one_array,
 )
 from dsagent.agent.feeds import Feeds
 from dsagent.agent.guard import attempt
@@ -36,10 +35,10 @@ from dsagent.agent.normal_keeper import NormalKeeper
 from dsagent.agent.outlets import Outlets
 from dsagent.agent.overhead import OverheadMeter, Window, hooks_ns
 from dsagent.agent.probes import Tier
-from dsagent.agent.question import parse_question
+from dsagent.agent.question import Question, parse_question
+from dsagent.agent.session_report import Counts, Live, agent_status, engine_status, summary
 from dsagent.agent.sink_news import SinkNews
 from dsagent.agent.sinks.base import Explained, Sink
-from dsagent.agent.statuses import sink_json, source_json
 from dsagent.agent.stepping import Stepping
 from dsagent.agent.target import check_alive
 from dsagent.agent.ticker import Ticker
@@ -60,26 +59,6 @@ SETTLE_TICK_S = 0.02
 GIVE_UP_NS = 10_000_000_000  # beyond any patience: accounts are made of what there is
 
 
-@dataclass(slots=True)
-class Counts:
-    """What has passed through, since attaching."""
-
-    steps: int = 0
-    shares: int = 0
-    tokens: int = 0  # handed out by these steps
-    requests: int = 0  # that ended after attaching
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """What a progress line shows."""
-
-    elapsed_s: float
-    counts: Counts
-    sources: tuple[SourceStatus, ...]
-    overhead_ratio: float
-
-
 class Session:
     """One attachment. `run` blocks in the calling thread; `stop` may come from any thread or a
     signal handler."""
@@ -95,12 +74,13 @@ class Session:
         tier: Tier = "default",
         without: Collection[str] = (),
         normal: NormalKeeper | None = None,
+        ledger: Ledger | None = None,
         on_attached: Callable[[], None] = lambda: None,
         on_live: Callable[[Live], None] = lambda _live: None,
         on_trouble: Callable[[str], None] = lambda _line: None,
     ) -> None:
         self.target = target
-        self.ledger = Ledger()
+        self.ledger = Ledger() if ledger is None else ledger
         self.counts = Counts()
         self.accounting_failures = 0
         self._duration_s = duration_s
@@ -115,8 +95,10 @@ class Session:
         self._served: str | None = None  # the name of the model, once a request has told it
         self._clock = Clock()
         self._waker = Waker()
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
-        self._target_ended = False
+        self.target_ended = False
+        self.detached = False  # it was asked to end, by `dsagent detach`
 
     def stop(self) -> None:
         """Once it has ended, this does nothing."""
@@ -126,12 +108,27 @@ class Session:
     def sources(self) -> tuple[SourceStatus, ...]:
         return self._feeds.statuses()
 
+    def call(self, work: Callable[[], T], timeout_s: float) -> T:
+        """Has the session's thread do it, after it has read what there is, and returns what came of
+        it. From another thread only. Raises what `work` raises, and TimeoutError."""
+        result: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(work())
+            except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
+                result.set_exception(error)
+
+        self._calls.put(run)
+        self._waker.wake()
+        return result.result(timeout_s)
+
     def run(self) -> dict[str, Any]:
         """The `attach` document. Raises DsagentError where attaching fails."""
         with closing(self._waker), selectors.DefaultSelector() as selector:
             pidfd = self._watch_target(selector)
             try:
-                selector.register(self._waker.fd, selectors.EVENT_READ, lambda _mask: None)
+                selector.register(self._waker.fd, selectors.EVENT_READ, self._on_wake)
                 control = ControlServer(self.target.pid, selector, self._answer)
                 try:
                     return self._attached(selector, control)
@@ -139,8 +136,16 @@ class Session:
                     control.close()
                     self._feeds.stop()
                     self._outlets.stop(0.0)
+                    while not self._calls.empty():
+                        self._calls.get()()
             finally:
                 os.close(pidfd)
+
+    def _on_wake(self, _mask: int) -> None:
+        self._waker.take()
+        while not self._calls.empty():
+            self._tick(time.monotonic_ns())
+            self._calls.get()()
 
     def _watch_target(self, selector: selectors.BaseSelector) -> int:
         try:
@@ -154,7 +159,7 @@ class Session:
         return pidfd
 
     def _on_target_end(self, _mask: int) -> None:
-        self._target_ended = True
+        self.target_ended = True
 
     def _attached(self, selector: selectors.BaseSelector, control: ControlServer) -> dict[str, Any]:
         self._outlets.start()
@@ -164,7 +169,7 @@ class Session:
         self._on_attached()
         ticker = Ticker(TICK_NS, self._attached_ns)
         next_ns = ticker.deadline_ns
-        while not self._stopping and not self._target_ended:
+        while not self._stopping and not self.target_ended:
             now_ns = time.monotonic_ns()
             until_ns = min(next_ns, self._end_ns)
             for key, mask in selector.select(max(0, until_ns - now_ns) / 1e9):
@@ -245,13 +250,13 @@ class Session:
                 now_ns=now_ns,
                 attached_ns=self._attached_ns,
                 due_ns=due_ns,
-                facts_complete_ns=_facts_complete_ns(brought),
+                facts_complete_ns=facts_complete_ns(brought),
                 view=view,
                 opened=tuple(opened for readings in brought for opened in readings.opened),
                 accounts=tuple(accounts),
                 steps=tuple(step for readings in brought for step in readings.steps),
                 rank_steps=tuple(step for readings in brought for step in readings.rank_steps),
-                facts=_one_array(brought),
+                facts=one_array(brought),
                 names={pid: name for readings in brought for pid, name in readings.names.items()},
                 samples=tuple(samples),
                 events=tuple(events),
@@ -379,27 +384,41 @@ class Session:
         self._outlets.stop(SINK_DEADLINE_S)
         sinks = self._outlets.statuses()
         self._sink_news.of(sinks, ended_ns)
-        return {
-            "target": {
-                **asdict(self.target),
-                "children": list(self.target.children),
-                "gpu_uuids": list(self.target.gpu_uuids),
-            },
-            "engine": self.target.engine,
-            "duration_ns": ended_ns - self._attached_ns,
-            "steps": self.counts.steps,
-            "requests": self.counts.requests,
-            "sources": [source_json(status) for status in self._feeds.statuses()],
-            "uncounted_losses": self._feeds.steps.uncounted_losses,
-            "accounting_failures": self.accounting_failures,
-            "clock_error_ns": self._clock.error_ns,
-            "sinks": [sink_json(status) for status in sinks],
-            "overhead": {
-                "ratio": self._overhead.ratio,
-                "agent_cpu_ratio": self._overhead.agent_cpu_ratio,
-                "agent_pss_bytes": pss_bytes,
-            },
-        }
+        return summary(
+            self.target,
+            self.counts,
+            self._feeds,
+            self._overhead,
+            sinks,
+            duration_ns=ended_ns - self._attached_ns,
+            accounting_failures=self.accounting_failures,
+            clock_error_ns=self._clock.error_ns,
+            pss_bytes=pss_bytes,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """How it stands, as `status` tells it. In the session's own thread only: see `call`."""
+        return engine_status(
+            self.target,
+            self.counts,
+            self._feeds,
+            self._overhead,
+            self._outlets.statuses(),
+            model=self._served,
+            attached_unix_ns=self._clock.anchor(time.monotonic_ns()).unix(self._attached_ns),
+            accounting_failures=self.accounting_failures,
+        )
+
+    def explain(self, question: Question, now_ns: int) -> dict[str, Any]:
+        """In the session's own thread only. Raises DsagentError (exit 2) where there is none."""
+        return self.ledger.explain(
+            question.wanted,
+            now_ns=now_ns,
+            last_ns=question.last_ns,
+            by=question.by,
+            unfinished=lambda: self._accountant.open_accounts(now_ns),
+            find=lambda wanted: self._accountant.find(wanted, now_ns),
+        )
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """A question from the control socket. Raises DsagentError (exit 2) for a bad one."""
@@ -408,28 +427,12 @@ class Session:
         self._tick(now_ns)
         match question.op:
             case "explain":
-                return self.ledger.explain(
-                    question.wanted,
-                    now_ns=now_ns,
-                    last_ns=question.last_ns,
-                    by=question.by,
-                    unfinished=lambda: self._accountant.open_accounts(now_ns),
-                    find=lambda wanted: self._accountant.find(wanted, now_ns),
-                )
+                return self.explain(question, now_ns)
             case "why":
                 return self.ledger.why(now_ns=now_ns, last_ns=question.last_ns)
+            case "status":
+                return {**agent_status("attach"), "engines": [self.status()]}
             case "detach":
+                self.detached = True
                 self.stop()
                 return {}
-
-
-def _facts_complete_ns(brought: Sequence[Readings]) -> int | None:
-    told = [r.facts_complete_ns for r in brought if r.facts_complete_ns is not None]
-    return told[-1] if told else None
-
-
-def _one_array(brought: Sequence[Readings]) -> Facts:
-    arrays = [readings.facts for readings in brought if len(readings.facts)]
-    if len(arrays) > 1:
-        return np.concatenate(arrays)
-    return arrays[0] if arrays else no_facts()

@@ -20,6 +20,7 @@ from typing import Any, get_args, get_type_hints
 import typer
 from typer.models import OptionInfo
 
+from dsagent.agent import ports
 from dsagent.agent.errors import USAGE, DsagentError
 from dsagent.agent.files import read_named
 
@@ -27,12 +28,12 @@ DEFAULT_FILE = Path("/etc/dsagent/dsagent.toml")
 ENV_PREFIX = "DSAGENT"
 MAX_SECONDS = 1e9
 MAX_BYTES = 1 << 60
-PROMETHEUS_DEFAULT = "127.0.0.1:9464"
+PROMETHEUS_DEFAULT = ports.on_loopback(ports.METRICS)
 # What these options mean without an address: the usual ports.
 ADDRESS_DEFAULTS = {
     "--prometheus": PROMETHEUS_DEFAULT,
-    "--otlp-receive": "127.0.0.1:4318",
-    "--otlp-receive-grpc": "127.0.0.1:4317",
+    "--otlp-receive": ports.on_loopback(ports.OTLP_HTTP),
+    "--otlp-receive-grpc": ports.on_loopback(ports.OTLP_GRPC),
 }
 
 _YES = ("1", "true", "yes", "on")

@@ -16,7 +16,7 @@ from dsagent.agent.cli import leave_at_once
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from dsagent.agent.session import Live
+    from dsagent.agent.session_report import Live
 
 Document = Mapping[str, Any]
 

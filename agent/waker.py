@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 
 
 class Waker:
@@ -20,6 +21,12 @@ class Waker:
         with self._lock:
             if self._open:
                 os.eventfd_write(self.fd, 1)
+
+    def take(self) -> None:
+        """It is not ready to be read any more, until woken again."""
+        with self._lock, suppress(BlockingIOError):
+            if self._open:
+                os.eventfd_read(self.fd)
 
     def close(self) -> None:
         """May be called twice."""
