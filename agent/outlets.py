@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from dsagent.agent import tenant_header
 from dsagent.agent.facts import Target
 from dsagent.agent.guard import attempt
+from dsagent.agent.listening import Guard
 from dsagent.agent.resource import resource_overrides
 from dsagent.agent.sampling import Sampler
 from dsagent.agent.settings import parse_address
@@ -92,6 +93,45 @@ class OutletOptions:
     remote_write: str | None = None
     otlp_receive: str | None = None
     otlp_receive_grpc: str | None = None
+    guard: Guard | None = None  # of all that listens; None: loopback only, for everybody there
+
+
+class Judged:
+    """What decides over requests, one for all sinks: limits, objectives, which are kept. It may
+    outlive an attachment, so that objectives do not begin anew with every restart of an engine."""
+
+    def __init__(self, options: OutletOptions, tell: Callable[[str], None]) -> None:
+        """Raises DsagentError. `tell`: what alerts say, for people."""
+        self.slo = None if options.slo is None else load_slo(options.slo)
+        self.limits = Limits() if self.slo is None else self.slo.limits
+        # One for all: a request is kept by every sink or by none.
+        self.sampler = Sampler(
+            rate=options.sample_rate, override_sampled_0=options.override_sampled_0
+        )
+        self.resource = resource_overrides(os.environ)
+        self.figures: SloFigures | None = None
+        self.sink: Sink | None = None  # that feeds the objectives, before all others
+        self.also_told: list[Callable[[Alert], None]] = []  # of each alert
+        if self.slo is not None:
+            from dsagent.agent.sinks.slo import SloSink
+            from dsagent.agent.slo.alert import alert_line
+            from dsagent.agent.slo.evaluator import Evaluator
+
+            def on_alert(alert: Alert) -> None:
+                tell(alert_line(alert))
+                for each in self.also_told:
+                    each(alert)
+
+            evaluator = Evaluator(self.slo)
+            self.figures = SloFigures(evaluator)
+            self.sink = SloSink(self.slo, evaluator, on_alert=on_alert)
+
+    def remark(self, target: Target) -> str | None:
+        """What people should know who ask for objectives by tenant of this target."""
+        limits = self.limits.entries
+        if self.slo is None or not any("tenant" in e.by or e.tenant is not None for e in limits):
+            return None
+        return tenant_header.remark(self.slo.tenant_header, target.pid)
 
 
 def make_sinks(
@@ -99,27 +139,18 @@ def make_sinks(
 ) -> list[Sink]:
     """The sinks asked for, not started; imports only what they need. Raises DsagentError.
     `tell`: what alerts say, for people."""
-    slo = None if options.slo is None else load_slo(options.slo)
-    limits = Limits() if slo is None else slo.limits
-    # One for all: a request is kept by every sink or by none.
-    sampler = Sampler(rate=options.sample_rate, override_sampled_0=options.override_sampled_0)
-    resource = resource_overrides(os.environ)
-    sinks: list[Sink] = []
-    alerted: list[Callable[[Alert], None]] = []
-    figures: SloFigures | None = None
-    if slo is not None:
-        from dsagent.agent.sinks.slo import SloSink
-        from dsagent.agent.slo.alert import alert_line
-        from dsagent.agent.slo.evaluator import Evaluator
+    judged = Judged(options, tell)
+    if (remark := judged.remark(target)) is not None:
+        tell(remark)
+    first = [] if judged.sink is None else [judged.sink]
+    return [*first, *make_attached_sinks(options, judged)]
 
-        evaluator = Evaluator(slo)
-        alerted.append(lambda alert: tell(alert_line(alert)))
-        sinks.append(SloSink(slo, evaluator, on_alert=lambda alert: _tell_each(alerted, alert)))
-        if any("tenant" in each.by or each.tenant is not None for each in limits.entries):
-            remark = tenant_header.remark(slo.tenant_header, target.pid)
-            if remark is not None:
-                tell(remark)
-        figures = SloFigures(evaluator)
+
+def make_attached_sinks(options: OutletOptions, judged: Judged) -> list[Sink]:
+    """Those of one attachment, not started. Raises DsagentError."""
+    limits, sampler, resource = judged.limits, judged.sampler, judged.resource
+    figures = judged.figures
+    sinks: list[Sink] = []
     if options.record is not None:
         from dsagent.agent.sinks.recording import RecordingSink
 
@@ -129,7 +160,15 @@ def make_sinks(
 
         host, port = parse_address(options.prometheus)
         sinks.append(
-            PrometheusSink(host, port, limits, sampler=sampler, resource=resource, slo=figures)
+            PrometheusSink(
+                host,
+                port,
+                limits,
+                sampler=sampler,
+                resource=resource,
+                slo=figures,
+                guard=options.guard,
+            )
         )
     if options.remote_write is not None:
         from dsagent.agent.sinks.remote_write import HEADERS, RemoteWriteSink
@@ -156,18 +195,13 @@ def make_sinks(
             masked=options.masked,
             slo=figures,
         )
-        alerted.append(otlp.tell)
+        judged.also_told[:] = [otlp.tell]
         sinks.append(otlp)
         if (options.otlp_receive or options.otlp_receive_grpc) and config.traces is not None:
             from dsagent.agent.sinks.otlp_forward import OtlpForwardSink
 
             sinks.append(OtlpForwardSink(config.traces, queue))
     return sinks
-
-
-def _tell_each(alerted: Sequence[Callable[[Alert], None]], alert: Alert) -> None:
-    for tell in alerted:
-        tell(alert)
 
 
 def make_receiver(options: OutletOptions) -> OtlpReceiver | None:
@@ -182,4 +216,9 @@ def make_receiver(options: OutletOptions) -> OtlpReceiver | None:
     for endpoint in config.endpoints if config is not None else ():
         refuse_loop(http, endpoint.host, endpoint.port)
         refuse_loop(grpc, endpoint.host, endpoint.port)
-    return OtlpReceiver(http, grpc, passes_on=config is not None and config.traces is not None)
+    return OtlpReceiver(
+        http,
+        grpc,
+        passes_on=config is not None and config.traces is not None,
+        guard=options.guard,
+    )

@@ -1,4 +1,5 @@
-"""What all tests share: a skipped eBPF test fails where it could have run."""
+"""What all tests share: a skipped eBPF test fails where it could have run; what hypothesis tries is
+the same each time, and judged by no clock."""
 
 from __future__ import annotations
 
@@ -6,7 +7,12 @@ import os
 from collections.abc import Generator
 from typing import Any
 
+import hypothesis
 import pytest
+
+# Chance is for `make fuzz-nightly`: a commit fails for what it changed, never for its luck.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
 
 
 @pytest.hookimpl(hookwrapper=True)

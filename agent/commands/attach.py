@@ -124,6 +124,34 @@ def attach(
         str | None,
         option(metavar="[HOST:PORT]", help="The same over gRPC; without an address at :4317."),
     ] = None,
+    listen_token_file: Annotated[
+        Path | None,
+        option(
+            metavar="FILE",
+            parser=named_path,
+            help="Answer only who sends one of the tokens in this file, one a line "
+            "(Authorization: Bearer). Needed wherever others than this machine can connect.",
+        ),
+    ] = None,
+    listen_tls_cert: Annotated[
+        Path | None,
+        option(metavar="FILE", parser=named_path, help="Speak TLS with this certificate chain."),
+    ] = None,
+    listen_tls_key: Annotated[
+        Path | None, option(metavar="FILE", parser=named_path, help="Its private key, both PEM.")
+    ] = None,
+    listen_open: Annotated[
+        bool,
+        option(
+            "--listen-open",
+            help="Listen beyond loopback without a token: something else guards it, such as a "
+            "NetworkPolicy.",
+        ),
+    ] = False,
+    anomalies: Annotated[
+        bool,
+        option("--anomalies", help="Tell what in steps and requests takes longer than usual."),
+    ] = False,
     max_overhead: Annotated[
         str, option(metavar="PERCENT", help="Look at less where watching costs more.")
     ] = "1%",
@@ -149,8 +177,10 @@ def attach(
       dsagent attach 4242 --instrument inject
     """
     from dsagent.agent import settings, terminal
+    from dsagent.agent.anomalies.make import make_watch
     from dsagent.agent.cardinality import MAX_SERIES, estimate
     from dsagent.agent.feeds import DISPENSABLE
+    from dsagent.agent.listening import ListenOptions, make_guard
     from dsagent.agent.normal_keeper import NormalKeeper
     from dsagent.agent.outlets import OutletOptions, make_receiver, make_sinks
     from dsagent.agent.overhead import give_way
@@ -160,6 +190,18 @@ def attach(
     max_overhead_ratio = settings.parse_percent(max_overhead)
     left_out = settings.parse_names(without, DISPENSABLE)
     scraped_at = settings.listen_address(prometheus)
+    received_at = settings.listen_address(otlp_receive, settings.ADDRESS_DEFAULTS["--otlp-receive"])
+    received_grpc_at = settings.listen_address(
+        otlp_receive_grpc, settings.ADDRESS_DEFAULTS["--otlp-receive-grpc"]
+    )
+    guard = make_guard(
+        ListenOptions(listen_token_file, listen_tls_cert, listen_tls_key, listen_open),
+        {
+            "--prometheus": scraped_at,
+            "--otlp-receive": received_at,
+            "--otlp-receive-grpc": received_grpc_at,
+        },
+    )
     progress = terminal.Progress()
     rate = None if sample_rate is None else settings.parse_percent(sample_rate, least=0.0)
     if instrument == "inject":
@@ -181,12 +223,9 @@ def attach(
         override_sampled_0=override_sampled_0,
         prometheus=scraped_at,
         remote_write=remote_write,
-        otlp_receive=settings.listen_address(
-            otlp_receive, settings.ADDRESS_DEFAULTS["--otlp-receive"]
-        ),
-        otlp_receive_grpc=settings.listen_address(
-            otlp_receive_grpc, settings.ADDRESS_DEFAULTS["--otlp-receive-grpc"]
-        ),
+        otlp_receive=received_at,
+        otlp_receive_grpc=received_grpc_at,
+        guard=guard,
     )
 
     def on_attached() -> None:
@@ -195,7 +234,9 @@ def attach(
             if source.state != "ok":
                 progress.say(f"without {source.name}: {source.reason}")
         if {"prometheus", "otlp", "remote_write"} & {sink.name for sink in sinks}:
-            expected = estimate(len(target.gpu_uuids), has_slo=slo is not None)
+            expected = estimate(
+                len(target.gpu_uuids), has_slo=slo is not None, has_anomalies=anomalies
+            )
             progress.say(
                 f"metrics: about {expected} time series, at most {MAX_SERIES}, beyond that ~other"
             )
@@ -213,6 +254,7 @@ def attach(
         tier=tier,
         without=left_out,
         normal=None if record is None else NormalKeeper(record, target),
+        anomalies=make_watch() if anomalies else None,
         on_attached=on_attached,
         on_live=progress.show,
         on_trouble=progress.say,

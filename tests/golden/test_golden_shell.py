@@ -105,6 +105,19 @@ BY_FILE = "the settings file says so"
         ([], {}, "record = ''", f"Invalid value for '--record': it needs a name. ({BY_FILE})"),
         ([], {}, "slo = 5", f"Invalid value for '--slo': it needs a name. ({BY_FILE})"),
         (["--prometheus", "[::1:9"], {}, "", "'[::1:9' is not HOST:PORT or [IPV6]:PORT"),
+        (
+            ["--prometheus", "0.0.0.0:0"],
+            {},
+            "",
+            "--prometheus 0.0.0.0:0 would answer everybody who reaches this machine: give "
+            "--listen-token-file FILE, or --listen-open where something else guards it",
+        ),
+        (
+            ["--listen-tls-cert", "cert.pem"],
+            {},
+            "",
+            "--listen-tls-cert and --listen-tls-key need each other: give both",
+        ),
         ([], {"DSAGENT_PROMETHEUS": "2"}, "", "'2' is not HOST:PORT or [IPV6]:PORT"),
         (
             ["--record-max-bytes", str(1 << 61)],

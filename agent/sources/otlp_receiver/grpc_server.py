@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dsagent.agent.errors import DsagentError
+from dsagent.agent.listening import Guard
 from dsagent.agent.sources.otlp_receiver.inbox import MAX_BODY_BYTES, Inbox, Verdict
 
 if TYPE_CHECKING:
@@ -36,8 +37,11 @@ _OPTIONS = (
 class GrpcServer:
     """Bound when made; serves from `start` to `stop`."""
 
-    def __init__(self, host: str, port: int, inbox: Inbox) -> None:
-        """Raises DsagentError where it cannot listen there. Port 0: any that is free."""
+    def __init__(self, host: str, port: int, inbox: Inbox, guard: Guard) -> None:
+        """Raises DsagentError where it may not, or cannot, listen there. Port 0: any that is
+        free."""
+        # A name is resolved once: what was checked is what is bound.
+        _, host = guard.place(host, port, "--otlp-receive-grpc")
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own log goes to stderr
         try:
             import grpc
@@ -46,11 +50,13 @@ class GrpcServer:
                 "--otlp-receive-grpc needs the package grpcio: pip install 'dsagent[agent]'"
             ) from error
         self._inbox = inbox
+        self._guard = guard
         self._codes = {
             Verdict.BAD: grpc.StatusCode.INVALID_ARGUMENT,
             Verdict.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
             Verdict.BUSY: grpc.StatusCode.UNAVAILABLE,  # the one that is tried again
         }
+        self._unauthenticated = grpc.StatusCode.UNAUTHENTICATED
         export = grpc.unary_unary_rpc_method_handler(self._export)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="otlp-grpc")
         self._server = grpc.server(
@@ -62,13 +68,34 @@ class GrpcServer:
         )
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            self.port = self._server.add_insecure_port(where)
+            self.port = self._add_port(where)
         except RuntimeError as error:
             self._pool.shutdown()
             raise DsagentError(
                 f"cannot listen on {where} for OTLP over gRPC: in use, or no address of this "
                 "machine; choose another one with --otlp-receive-grpc HOST:PORT"
             ) from error
+
+    def _add_port(self, where: str) -> int:
+        import grpc
+
+        def configuration() -> Any:
+            assert self._pem is not None
+            return grpc.ssl_server_certificate_configuration([self._pem])
+
+        def renewed() -> Any:
+            """Asked before each handshake; None: as before."""
+            pem = self._guard.pem()
+            if pem == self._pem:
+                return None
+            self._pem = pem
+            return configuration()
+
+        self._pem = self._guard.pem()
+        if self._pem is None:
+            return int(self._server.add_insecure_port(where))
+        credentials = grpc.dynamic_ssl_server_credentials(configuration(), renewed)
+        return int(self._server.add_secure_port(where, credentials))
 
     def start(self) -> None:
         self._server.start()
@@ -79,6 +106,11 @@ class GrpcServer:
         self._pool.shutdown(wait=False)
 
     def _export(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+        if not self._admits(context):
+            self._inbox.count("grpc", "UNAUTHENTICATED", "a client without the token")
+            context.set_code(self._unauthenticated)
+            context.set_details("a bearer token is needed")
+            return b""
         answer = self._inbox.put(body)
         code = self._codes.get(answer.verdict)
         self._inbox.count("grpc", "OK" if code is None else code.name, answer.why)
@@ -86,3 +118,9 @@ class GrpcServer:
             context.set_code(code)
             context.set_details(answer.why)
         return b""  # an empty ExportTraceServiceResponse: all taken
+
+    def _admits(self, context: grpc.ServicerContext) -> bool:
+        if not self._guard.asks_for_token:
+            return True
+        given = [value for key, value in context.invocation_metadata() if key == "authorization"]
+        return len(given) == 1 and self._guard.admits(given[0])

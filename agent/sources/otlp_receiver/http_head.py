@@ -20,6 +20,7 @@ class Head:
     gzip: bool
     keep_alive: bool
     expects_100: bool
+    authorization: str  # empty without the header
 
 
 class RefusedError(Exception):
@@ -71,4 +72,5 @@ def parse_head(raw: bytes, max_body_bytes: int) -> Head:
         keep_alive="keep-alive" in connection
         or (request_line[3] == b"1" and "close" not in connection),
         expects_100=headers.get("expect", "").lower() == "100-continue",
+        authorization=headers.get("authorization", ""),
     )

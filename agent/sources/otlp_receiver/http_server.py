@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import selectors
 import socket
+import ssl
 import threading
 import time
 from contextlib import suppress
@@ -14,6 +15,7 @@ from typing import Final
 
 from dsagent.agent.errors import DsagentError
 from dsagent.agent.guard import reason_of
+from dsagent.agent.listening import Guard
 from dsagent.agent.sources.otlp_receiver.http_head import (
     MAX_HEAD_BYTES,
     Head,
@@ -38,6 +40,7 @@ CHUNK_BYTES = 64 << 10
 _PHRASES: Final = {
     200: "OK",
     400: "Bad Request",
+    401: "Unauthorized",
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
@@ -58,11 +61,15 @@ class HttpServer:
         host: str,
         port: int,
         inbox: Inbox,
+        guard: Guard,
         *,
         request_deadline_s: float = REQUEST_DEADLINE_S,
         idle_deadline_s: float = IDLE_DEADLINE_S,
     ) -> None:
-        """Raises DsagentError where it cannot listen there. Port 0: any that is free."""
+        """Raises DsagentError where it may not, or cannot, listen there. Port 0: any that is
+        free."""
+        self.guard = guard
+        family, address = guard.place(host, port, "--otlp-receive")
         self.request_deadline_s = request_deadline_s
         self.idle_deadline_s = idle_deadline_s
         self.inbox = inbox
@@ -70,8 +77,7 @@ class HttpServer:
         self.connections: dict[socket.socket, _Connection] = {}
         self._thread: threading.Thread | None = None
         try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.create_server((host, port), family=family, backlog=32)
+            self._socket = socket.create_server((address, port), family=family, backlog=32)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise DsagentError(
@@ -120,13 +126,13 @@ class HttpServer:
         self.selector.register(self._socket, selectors.EVENT_READ, None)
         self.selector.register(self._wake_reader, selectors.EVENT_READ, None)
         while True:
-            for key, mask in self.selector.select(1.0):
+            for key, _ in self.selector.select(1.0):
                 if key.fileobj is self._wake_reader:
                     return
                 if key.fileobj is self._socket:
                     self._accept()
                 else:
-                    key.data.ready(mask)
+                    key.data.ready()
             now_s = time.monotonic()
             for connection in tuple(self.connections.values()):
                 connection.expire(now_s)
@@ -146,6 +152,15 @@ class HttpServer:
                 accepted.close()
                 return
             idle.close()
+        context = self.guard.context()
+        if context is not None:
+            try:  # the first read does the handshake
+                accepted = context.wrap_socket(
+                    accepted, server_side=True, do_handshake_on_connect=False
+                )
+            except OSError:  # it hung up at once
+                accepted.close()
+                return
         self.connections[accepted] = _Connection(accepted, self)
 
 
@@ -173,12 +188,20 @@ class _Connection:
     def held_bytes(self) -> int:
         return len(self._in)
 
-    def ready(self, mask: int) -> None:
+    def ready(self) -> None:
         try:
-            if mask & selectors.EVENT_WRITE:
+            if self._out:
                 self._write()
-            elif mask & selectors.EVENT_READ and not self._out:
+            else:
                 self._read()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as wants:
+            # TLS goes on once it can: in a handshake it may have to write in order to read.
+            wanted = (
+                selectors.EVENT_WRITE
+                if isinstance(wants, ssl.SSLWantWriteError)
+                else selectors.EVENT_READ
+            )
+            self._server.selector.modify(self._socket, wanted, self)
         except OSError:
             self.close()
         except Exception as error:  # noqa: BLE001  one connection must not end all: it is counted
@@ -194,7 +217,8 @@ class _Connection:
             self.refuse(408, "the request took too long to come")
 
     def _read(self) -> None:
-        chunk = self._socket.recv(CHUNK_BYTES)
+        chunk = self._socket.recv(CHUNK_BYTES)  # more than a TLS record: none is left in the layer
+        self._server.selector.modify(self._socket, selectors.EVENT_READ, self)
         if not chunk:
             self.close()
             return
@@ -227,6 +251,8 @@ class _Connection:
         if not end:
             return False
         head = parse_head(bytes(raw), MAX_BODY_BYTES)
+        if not self._server.guard.admits(head.authorization):
+            raise RefusedError(401, "a bearer token is needed")
         del self._in[: len(raw) + 4]
         self._head = head
         if head.expects_100 and len(self._in) < head.length:
@@ -262,6 +288,7 @@ class _Connection:
             f"Content-Length: {len(body)}\r\n"
             + ("Retry-After: 1\r\n" if status == 503 else "")
             + ("Allow: POST\r\n" if status == 405 else "")
+            + ("WWW-Authenticate: Bearer\r\n" if status == 401 else "")
             + f"Connection: {'close' if self._ends_after_answer else 'keep-alive'}\r\n\r\n"
         ).encode() + body
         self._deadline_s = time.monotonic() + self._server.request_deadline_s

@@ -6,6 +6,7 @@ import time
 
 from dsagent.agent.errors import USAGE, DsagentError
 from dsagent.agent.facts import Readings, Sample, SourceStatus
+from dsagent.agent.listening import Guard
 from dsagent.agent.procfs import escape
 from dsagent.agent.sources.otlp_receiver.http_server import HttpServer
 from dsagent.agent.sources.otlp_receiver.inbox import Inbox
@@ -20,16 +21,25 @@ class OtlpReceiver:
 
     name = "otlp"
 
-    def __init__(self, http: Address | None, grpc: Address | None, *, passes_on: bool) -> None:
-        """`passes_on`: a sink forwards what comes. Raises DsagentError where it cannot listen."""
+    def __init__(
+        self,
+        http: Address | None,
+        grpc: Address | None,
+        *,
+        passes_on: bool,
+        guard: Guard | None = None,
+    ) -> None:
+        """`passes_on`: a sink forwards what comes; `guard`: who may send, without it whoever
+        reaches loopback. Raises DsagentError where it cannot listen."""
         self._inbox = Inbox(passes_on=passes_on)
-        self.http = None if http is None else HttpServer(*http, self._inbox)
+        self._guard = guard or Guard()
+        self.http = None if http is None else HttpServer(*http, self._inbox, self._guard)
         self.grpc = None
         if grpc is not None:
             from dsagent.agent.sources.otlp_receiver.grpc_server import GrpcServer
 
             try:
-                self.grpc = GrpcServer(*grpc, self._inbox)
+                self.grpc = GrpcServer(*grpc, self._inbox, self._guard)
             except DsagentError:
                 self.stop()
                 raise
@@ -71,7 +81,7 @@ class OtlpReceiver:
     def status(self) -> SourceStatus:
         """What gRPC's own threads cost is not known; it is part of the agent's CPU."""
         cost_ns = self._poll_ns + (self.http.cpu_ns if self.http is not None else 0)
-        reason = escape(self._inbox.reason)
+        reason = escape(self._guard.notice or self._inbox.reason)
         return SourceStatus(self.name, "ok", reason, self._inbox.dropped, cost_ns=cost_ns)
 
     def stop(self) -> None:

@@ -16,8 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 from dsagent.agent.catalog import CATALOGUE
 from dsagent.agent.errors import DsagentError
 from dsagent.agent.facts import SourceStatus
+from dsagent.agent.pages import MAX_CONNECTIONS
 from dsagent.agent.sinks.base import SinkStatus
-from dsagent.agent.sinks.prometheus import MAX_CONNECTIONS, PrometheusSink
+from dsagent.agent.sinks.prometheus import PrometheusSink
 from dsagent.agent.slo import Limits
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
