@@ -1,5 +1,6 @@
-"""Everything that follows from an SLO file: rules for Prometheus with their unit tests, rules for
-Grafana, runbook pages. `dsagent slo generate` writes them; those of slo.yaml are committed.
+"""Everything that follows from an SLO file: rules for Prometheus with their unit tests, the same as
+a PrometheusRule for Kubernetes, rules for Grafana, runbook pages. `dsagent slo generate` writes
+them; those of slo.yaml are committed.
 """
 
 from __future__ import annotations
@@ -17,23 +18,45 @@ HERE = Path(__file__).resolve().parent
 EXAMPLE = HERE / "slo.yaml"
 GENERATED = HERE / "generated"
 RUNBOOKS = HERE.parent / "docs" / "runbooks"
-RULES, TESTS, GRAFANA = (
+RULES, TESTS, GRAFANA, OPERATOR, KUSTOMIZATION = (
     "rules/dsagent-slo.yaml",
     "rules/dsagent-slo-tests.yaml",
     "grafana/dsagent-slo.yaml",
+    "kubernetes/dsagent-slo.yaml",
+    "kubernetes/kustomization.yaml",
 )
 
 
 def files(slo: SloFile) -> dict[str, str]:
     """The text of each file by its path."""
-    rules_name = RULES.rpartition("/")[2]
+    rules_name, operator_name = (name.rpartition("/")[2] for name in (RULES, OPERATOR))
+    groups = rules_prometheus.groups(slo)
     return {
-        RULES: _text(rules_prometheus.groups(slo), "rules for Prometheus"),
+        RULES: _text(groups, "rules for Prometheus"),
         TESTS: _text(rules_tests.document(slo, rules_name), "run by: promtool test rules"),
         GRAFANA: _text(
             rules_grafana.document(slo),
             "for Grafana's provisioning/alerting; DSAGENT_PROMETHEUS_UID is the data source's uid",
         ),
+        OPERATOR: _text(_prometheus_rule(groups), "the same rules, for the Prometheus Operator"),
+        KUSTOMIZATION: _text(_kustomization(operator_name), "kubectl apply -k takes this folder"),
+    }
+
+
+def _prometheus_rule(groups: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "dsagent-slo", "labels": {"app.kubernetes.io/part-of": "dsagent"}},
+        "spec": groups,
+    }
+
+
+def _kustomization(resource: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [resource],
     }
 
 

@@ -86,10 +86,13 @@ def _check_file(report: Report, document: Any, judge: _Judge, by_uid: dict[str, 
 
 
 def _is_of_others(document: Any) -> bool:
-    """promtool's unit tests, and Grafana's provisioning of other things."""
-    return isinstance(document, dict) and any(
-        key in document
-        for key in ("tests", "contactPoints", "policies", "datasources", "providers")
+    """promtool's unit tests, Grafana's provisioning of other things, kustomize's own files."""
+    return isinstance(document, dict) and (
+        document.get("kind") == "Kustomization"
+        or any(
+            key in document
+            for key in ("tests", "contactPoints", "policies", "datasources", "providers")
+        )
     )
 
 

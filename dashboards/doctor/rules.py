@@ -1,4 +1,5 @@
-"""What rule files ask: Prometheus' own, and those that Grafana manages."""
+"""What rule files ask: Prometheus' own, as they are or in a PrometheusRule of Kubernetes, and those
+that Grafana manages."""
 
 from __future__ import annotations
 
@@ -11,13 +12,18 @@ MOST_RULES = 10_000
 
 
 def is_rules(document: Any) -> bool:
-    return isinstance(document, dict) and isinstance(document.get("groups"), list)
+    return isinstance(document, dict) and isinstance(_groups(document), list)
+
+
+def _groups(document: dict[str, Any]) -> Any:
+    spec = document.get("spec") if document.get("kind") == "PrometheusRule" else document
+    return spec.get("groups") if isinstance(spec, dict) else None
 
 
 def asked(document: dict[str, Any]) -> list[Asked]:
     """The expression of every rule, in the file's order."""
     found: list[Asked] = []
-    for group in document["groups"]:
+    for group in _groups(document):
         rules = group.get("rules") if isinstance(group, dict) else None
         for rule in rules if isinstance(rules, list) else ():
             if isinstance(rule, dict):
@@ -31,7 +37,7 @@ def recorded(document: dict[str, Any]) -> set[str]:
     """The names that recording rules make."""
     return {
         rule["record"]
-        for group in document["groups"]
+        for group in _groups(document)
         if isinstance(group, dict) and isinstance(group.get("rules"), list)
         for rule in group["rules"]
         if isinstance(rule, dict) and isinstance(rule.get("record"), str)

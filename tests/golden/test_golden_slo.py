@@ -14,7 +14,13 @@ Golden = Callable[[str, str], None]
 
 COMMAND = str(Path(sys.executable).with_name("dsagent"))
 FILE = "slo: [{model: '*', ttft_ms: 250, objective: 90}]\n"
-MADE = ["grafana/dsagent-slo.yaml", "rules/dsagent-slo-tests.yaml", "rules/dsagent-slo.yaml"]
+MADE = [
+    "grafana/dsagent-slo.yaml",
+    "kubernetes/dsagent-slo.yaml",
+    "kubernetes/kustomization.yaml",
+    "rules/dsagent-slo-tests.yaml",
+    "rules/dsagent-slo.yaml",
+]
 
 
 def slo(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -75,7 +81,7 @@ def test_shorter_windows(tmp_path: Path) -> None:
     (tmp_path / "slo.yaml").write_text(FILE)
     ran = slo("generate", "slo.yaml", "--divide-windows-by", "60", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    assert "window: 1m\n" in (tmp_path / MADE[2]).read_text()
+    assert "window: 1m\n" in (tmp_path / MADE[-1]).read_text()
 
 
 @pytest.mark.parametrize(

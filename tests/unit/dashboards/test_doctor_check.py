@@ -202,6 +202,17 @@ def test_rules_are_checked_and_what_they_record_is_known(tmp_path: Path) -> None
     ]
 
 
+def test_rules_for_the_prometheus_operator_are_the_same_rules(tmp_path: Path) -> None:
+    rules = "groups: [{name: g, rules: [{record: 'a:b', expr: up}, {alert: Dead, expr: gone}]}]"
+    (tmp_path / "plain.yaml").write_text(rules)
+    (tmp_path / "operator.yaml").write_text(f"kind: PrometheusRule\nspec: {{{rules}}}")
+    (tmp_path / "kustomization.yaml").write_text("kind: Kustomization\nresources: [operator.yaml]")
+    paths = sorted(tmp_path.glob("*.yaml"))
+    kustomization, operator, plain = check(paths, Scrape(PAGE + "up 1\n", "a page"))
+    assert said([operator]) == said([plain]) != []
+    assert said([kustomization]) == []
+
+
 def state_of_agent() -> list[Family]:
     """What a session of every kind shows, but for devices."""
     state = Aggregate(Limits(), Sampler(rate=1.0), {})

@@ -94,6 +94,16 @@ def test_broken_rules_do_not_pass(old: str, new: str) -> None:
     assert promtool_errors(broken)
 
 
+def test_the_prometheus_operator_gets_the_same_rules_and_kustomize_finds_them() -> None:
+    texts = rules.files(EXAMPLE)
+    made = yaml.safe_load(texts[rules.OPERATOR])
+    assert (made["apiVersion"], made["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
+    assert made["spec"] == yaml.safe_load(texts[rules.RULES])
+    folder = Path(rules.KUSTOMIZATION).parent
+    (listed,) = yaml.safe_load(texts[rules.KUSTOMIZATION])["resources"]
+    assert str(folder / listed) == rules.OPERATOR
+
+
 def test_rules_ask_only_for_metrics_that_there_are() -> None:
     series = {name for metric in CATALOGUE for name in series_names(metric)}
     document = yaml.safe_load(rules.files(EXAMPLE)[rules.RULES])
