@@ -22,6 +22,7 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 COMMANDS = (
     *("serve", "attach", "detach", "explain", "why", "doctor", "probes", "demo"),
     *("slo", "dashboards"),
+    *("roll",),
 )
 
 EPILOG = (

@@ -20,7 +20,18 @@ from dsagent.agent.sinks.recording import RecordingSink
 Golden = Callable[[str, str], None]
 
 COMMAND = str(Path(sys.executable).with_name("dsagent"))
-COMMANDS = ("serve", "attach", "detach", "explain", "why", "doctor", "probes", "demo", "slo")
+COMMANDS = (
+    "serve",
+    "attach",
+    "detach",
+    "explain",
+    "why",
+    "doctor",
+    "probes",
+    "demo",
+    "slo",
+    "roll",
+)
 
 
 def dsagent(*argv: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
