@@ -63,9 +63,11 @@ USUAL_VALUES: Mapping[str, int] = {
     "agrees": 2,
     "layer": 0,
     "position": 0,
+    "feature": 5,
     **dict.fromkeys(catalog.TARGET_INFO.attributes, 1),
 }
 _SLO_PREFIX = "dsagent.slo."
+_ANOMALY_PREFIX = "dsagent.anomaly."
 
 
 def series_of(metric: Metric, bounds: int | None = None) -> int:
@@ -75,14 +77,16 @@ def series_of(metric: Metric, bounds: int | None = None) -> int:
     return (len(metric.bounds) if bounds is None else bounds) + 3  # +Inf, sum and count
 
 
-def estimate(devices: int, *, has_slo: bool) -> int:
+def estimate(devices: int, *, has_slo: bool, has_anomalies: bool = False) -> int:
     """The series to be expected of one server with so many GPUs."""
     total = 0
     for metric in catalog.CATALOGUE:
-        if metric in catalog.ENGINE_METRICS or (
-            metric.name.startswith(_SLO_PREFIX) and not has_slo
-        ):
+        if metric in catalog.ENGINE_METRICS:
             continue  # the engine shows its own
+        if metric.name.startswith(_SLO_PREFIX) and not has_slo:
+            continue
+        if metric.name.startswith(_ANOMALY_PREFIX) and not has_anomalies:
+            continue
         combinations = prod(USUAL_VALUES.get(label, 1) for label in metric.attributes)
         if metric in catalog.GPU_METRICS:
             combinations *= devices

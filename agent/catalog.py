@@ -32,6 +32,7 @@ from dsagent.agent.agent_metrics import (
     TARGET_INFO,
     UNCOUNTED_LOSSES,
 )
+from dsagent.agent.anomaly_metrics import ANOMALY_ACTIVE, ANOMALY_FINDINGS, ANOMALY_METRICS
 from dsagent.agent.device_metrics import (
     CGROUP_CPU_THROTTLED,
     GPU_CLOCK,
@@ -101,6 +102,9 @@ __all__ = [  # and every metric by its name below
     "AGENT_METRICS",
     "AGENT_OVERHEAD",
     "AGENT_PSS",
+    "ANOMALY_ACTIVE",
+    "ANOMALY_FINDINGS",
+    "ANOMALY_METRICS",
     "CACHE_CIRCUIT",
     "CACHE_HIT",
     "CACHE_HIT_RATIO",
@@ -346,6 +350,7 @@ SAMPLE_METRICS = {
         *ENGINE_SPAN_METRICS,
         *TALLY_METRICS,
         *SERVED_METRICS,
+        *ANOMALY_METRICS,
         AGENT_CPU,
         AGENT_PSS,
         AGENT_OVERHEAD,
@@ -354,6 +359,7 @@ SAMPLE_METRICS = {
 CATALOGUE: tuple[Metric, ...] = (
     *REQUEST_METRICS,
     *SLO_METRICS,
+    *ANOMALY_METRICS,
     *STEP_METRICS,
     *KERNEL_METRICS,
     *AGENT_METRICS,

@@ -97,6 +97,7 @@ class Event:
     mono_ns: int
     message: str
     attributes: Mapping[str, str | int] = field(default_factory=dict)
+    trace_ids: tuple[str, ...] = ()  # 32 hex digits; that which shows it best first
 
 
 @dataclass(frozen=True, slots=True)

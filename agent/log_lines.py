@@ -38,6 +38,7 @@ _SEVERITIES = {
     "child.started": INFO,
     "child.ended": INFO,
     "source.ok": INFO,
+    "anomaly.ended": INFO,
 }
 _CONCERN_OPEN_REQUESTS = ("engine.stalled", "engine.resumed")
 
@@ -81,14 +82,19 @@ class LogLines:
         if concerned:
             attributes[TRACE_IDS] = tuple(f"{r.trace_id:032x}" for r in concerned[:MAX_TRACE_IDS])
             attributes["dsagent.requests.open"] = len(concerned)
+        elif event.trace_ids:
+            attributes[TRACE_IDS] = event.trace_ids[:MAX_TRACE_IDS]
         only = concerned[0] if len(concerned) == 1 else None
+        trace_id = None if only is None else only.trace_id
+        if event.trace_ids:
+            trace_id = int(event.trace_ids[0], 16)
         return LogLine(
             event.mono_ns,
             _SEVERITIES.get(event.name, WARN),
             f"dsagent.{event.name}",
             self._mask(event.message),
             attributes,
-            None if only is None else only.trace_id,
+            trace_id,
             None if only is None else only.span_id,
         )
 

@@ -230,7 +230,7 @@ def why(document: Document, span: str) -> RenderableType:
         pieces += [Text(), Text("To blame"), _culprits(document["culprits"])]
     if document["worst"]:
         pieces += [Text(), Text(f"Slowest: dsagent explain {document['worst'][0]}", style="dim")]
-    return Group(*pieces)
+    return Group(*pieces, *_anomalies(document))
 
 
 def _bars() -> Table:
@@ -304,7 +304,30 @@ def summary(document: Document) -> RenderableType:
     ]
     if document["sinks"]:
         pieces += [Text(), _sinks(document["sinks"])]
-    return Group(*pieces)
+    return Group(*pieces, *_anomalies(document))
+
+
+def _anomalies(document: Document) -> list[RenderableType]:
+    """Of an `attach` or `why` document; nothing where they were not watched for."""
+    if "anomalies" not in document:
+        return []
+    found = document["anomalies"]
+    if not found:
+        return [Text(), Text("No anomaly was found.", style="dim")]
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
+    for _ in range(3):
+        table.add_column(no_wrap=True)
+    table.add_column(style="dim", overflow="fold")
+    for each in found:
+        lasted = ms(each["lasted_ns"])
+        traces = f", most in trace {each['trace_ids'][0]}" if each["trace_ids"] else ""
+        table.add_row(
+            f"{each['feature']} of {each['kind']}s",
+            f"{ms(each['value'])}, usually {ms(each['usual'])}",
+            f"over after {lasted}" if each["state"] == "ended" else f"since {lasted}",
+            f"{each['seen']} {each['kind']}s{traces}",
+        )
+    return [Text(), Text("Took longer than usual"), table]
 
 
 def cost_line(overhead: Document) -> str:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dsagent.agent import procfs
 from dsagent.agent.accountant import Accountant
@@ -44,6 +44,9 @@ from dsagent.agent.target import check_alive
 from dsagent.agent.ticker import Ticker
 from dsagent.agent.waker import Waker
 
+if TYPE_CHECKING:
+    from dsagent.agent.anomalies.watch import AnomalyWatch
+
 T = TypeVar("T")
 
 TICK_NS = 200_000_000
@@ -75,6 +78,7 @@ class Session:
         without: Collection[str] = (),
         normal: NormalKeeper | None = None,
         ledger: Ledger | None = None,
+        anomalies: AnomalyWatch | None = None,
         on_attached: Callable[[], None] = lambda: None,
         on_live: Callable[[Live], None] = lambda _live: None,
         on_trouble: Callable[[str], None] = lambda _line: None,
@@ -92,6 +96,7 @@ class Session:
         self._engine_spans = None if receiver is None else EngineSpans()
         self._outlets = Outlets(sinks)
         self._normal = normal
+        self._anomalies = anomalies
         self._served: str | None = None  # the name of the model, once a request has told it
         self._clock = Clock()
         self._waker = Waker()
@@ -238,7 +243,16 @@ class Session:
             for account in accounts:
                 self._accounting(now_ns, functools.partial(self.ledger.renew, account))
             samples += self._engine_spans.samples(now_ns)
+        opened = tuple(opened for readings in brought for opened in readings.opened)
+        steps = tuple(step for readings in brought for step in readings.steps)
         events = [event for readings in brought for event in readings.events]
+        if self._anomalies is not None:
+            look = functools.partial(self._anomalies.look, opened, steps, accounts, now_ns)
+            found = self._accounting(now_ns, look) or []
+            for event in found:
+                self._on_trouble(event.message)
+            events += found
+            samples += self._anomalies.samples(now_ns)
         events += self._pending_events
         self._pending_events = []
         sinks = self._outlets.statuses()
@@ -252,9 +266,9 @@ class Session:
                 due_ns=due_ns,
                 facts_complete_ns=facts_complete_ns(brought),
                 view=view,
-                opened=tuple(opened for readings in brought for opened in readings.opened),
+                opened=opened,
                 accounts=tuple(accounts),
-                steps=tuple(step for readings in brought for step in readings.steps),
+                steps=steps,
                 rank_steps=tuple(step for readings in brought for step in readings.rank_steps),
                 facts=one_array(brought),
                 names={pid: name for readings in brought for pid, name in readings.names.items()},
@@ -384,7 +398,7 @@ class Session:
         self._outlets.stop(SINK_DEADLINE_S)
         sinks = self._outlets.statuses()
         self._sink_news.of(sinks, ended_ns)
-        return summary(
+        document = summary(
             self.target,
             self.counts,
             self._feeds,
@@ -395,6 +409,13 @@ class Session:
             clock_error_ns=self._clock.error_ns,
             pss_bytes=pss_bytes,
         )
+        return {**document, **self._found(self._attached_ns)}
+
+    def _found(self, since_ns: int) -> dict[str, Any]:
+        """`anomalies`, where they are watched for."""
+        if self._anomalies is None:
+            return {}
+        return {"anomalies": self._anomalies.document(since_ns)}
 
     def status(self) -> dict[str, Any]:
         """How it stands, as `status` tells it. In the session's own thread only: see `call`."""
@@ -429,7 +450,8 @@ class Session:
             case "explain":
                 return self.explain(question, now_ns)
             case "why":
-                return self.ledger.why(now_ns=now_ns, last_ns=question.last_ns)
+                answer = self.ledger.why(now_ns=now_ns, last_ns=question.last_ns)
+                return {**answer, **self._found(now_ns - question.last_ns)}
             case "status":
                 return {**agent_status("attach"), "engines": [self.status()]}
             case "detach":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dsagent.agent.catalog import (
     AGENT_METRICS,
+    ANOMALY_METRICS,
     ENGINE_METRICS,
     ENGINE_SPAN_METRICS,
     GPU_METRICS,
@@ -37,6 +38,7 @@ MARKER = "<!-- generated from here on by scripts/docs.py -->\n"
 GROUPS = {
     "Requests": REQUEST_METRICS,
     "Objectives (with --slo)": SLO_METRICS,
+    "Anomalies (with --anomalies)": ANOMALY_METRICS,
     "Engine steps": STEP_METRICS,
     "The kernel": KERNEL_METRICS,
     "The agent itself": AGENT_METRICS,

@@ -264,5 +264,8 @@ def event_row(event: Event, anchor: ClockAnchor) -> Row:
         None,
         event.message,
         *(None,) * 6,
-        [(key, str(value)) for key, value in event.attributes.items()],
+        [
+            *((key, str(value)) for key, value in event.attributes.items()),
+            *((("trace_ids", " ".join(event.trace_ids)),) if event.trace_ids else ()),
+        ],
     )
