@@ -1,7 +1,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-vllm test-vllm-nightly setup-vllm check bench accuracy bpf clean
+.PHONY: help setup demo test test-vllm test-vllm-nightly setup-vllm check bench accuracy bpf fuzz-nightly clean
 
 PY := .venv/bin/python
 
@@ -14,6 +14,7 @@ help:
 	@echo 'make check   ruff, mypy --strict, the direction of imports'
 	@echo 'make bench   measure, and write docs/benchmarks.md'
 	@echo 'make accuracy  real faults on a real engine: how often the account is right (25 min)'
+	@echo 'make fuzz-nightly  coverage-guided fuzzing of all that reads others'"'"' bytes (30 min)'
 	@echo 'make bpf     compile the BPF objects'
 	@echo 'make clean   remove what was built; .venv stays'
 
@@ -46,6 +47,9 @@ accuracy: setup
 
 bpf:
 	@$(PY) -m dsagent.agent.sources.bpf.build
+
+fuzz-nightly: setup
+	@$(PY) tests/fuzz/nightly.py
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -79,8 +79,15 @@ def parse_stat(line: bytes) -> ProcessStat:
     fields = tail.split()
     if len(fields) < 22:
         raise ProcessGone("truncated stat")
+    try:
+        return _stat_of(int(pid), comm, fields)
+    except ValueError as error:  # not the kernel's own: some sandboxes make up their /proc
+        raise ProcessGone("a stat that makes no sense") from error
+
+
+def _stat_of(pid: int, comm: bytes, fields: list[bytes]) -> ProcessStat:
     return ProcessStat(
-        pid=int(pid),
+        pid=pid,
         comm=escape(comm.decode("utf-8", "replace")),
         state=fields[0].decode(),
         ppid=int(fields[1]),

@@ -53,7 +53,7 @@ def pytest_stage(name: str, limit_s: int, *paths: str) -> Stage:
 
 STAGES = (
     Stage("check", ("bash", "scripts/check.sh"), 600, is_pytest=False),
-    pytest_stage("unit and golden", 900, "tests/unit", "tests/golden"),
+    pytest_stage("unit and golden", 900, "tests/unit", "tests/golden", "tests/fuzz"),
     pytest_stage("live", 1500, "tests/live"),
     pytest_stage("accuracy", 900, "tests/accuracy"),
     Stage("vLLM's environment", ("bash", "scripts/setup_vllm.sh"), 1200, is_pytest=False),

@@ -25,6 +25,7 @@ MAX_THREADS = 4096
 
 Labels = tuple[tuple[str, str], ...]
 _COMM = "process.executable.name"
+_CPU_LINE = re.compile(rb"cpu(?: +[0-9]{1,20})+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +47,28 @@ def read_process(pid: int, proc: Path = PROC) -> Reading:
         ("process.paging.faults", ((fault, "minor"),)): stat.minor_faults,
         ("process.paging.faults", ((fault, "major"),)): stat.major_faults,
     }
-    io = procfs.read_bytes(proc / str(pid) / "io")
+    try:
+        io = procfs.read_bytes(proc / str(pid) / "io")
+    except PermissionError:  # of another user: not even for who may trace it
+        io = b""
     for key, direction in ((b"read_bytes", "read"), (b"write_bytes", "write")):
         if found := re.search(rb"^" + key + rb": (\d+)$", io, re.MULTILINE):
             counters["process.disk.io", (("disk.io.direction", direction),)] = int(found.group(1))
     gauges = {
         "process.memory.usage": float(stat.rss_bytes),
         "process.thread.count": float(stat.threads),
-        "process.unix.file_descriptor.count": float(len(procfs.list_names(proc / str(pid) / "fd"))),
+        "process.unix.file_descriptor.count": float(
+            len(procfs.list_names(proc / str(pid) / "fdinfo"))
+        ),
     }
     return Reading(stat.comm, counters, gauges)
 
 
 def read_machine_cpu(proc: Path = PROC) -> dict[str, float]:
-    """Seconds of CPU by mode since boot, all CPUs together."""
+    """Seconds of CPU by mode since boot, all CPUs together; none where the line is no such."""
     modes = ("user", "nice", "system", "idle", "iowait", "interrupt", "softirq", "steal")
-    fields = procfs.read_bytes(proc / "stat").split(b"\n", 1)[0].split()[1:]
+    line = procfs.read_bytes(proc / "stat").split(b"\n", 1)[0]
+    fields = line.split()[1:] if _CPU_LINE.fullmatch(line) else []
     return {
         mode: int(ticks) * procfs.CLOCK_TICK_NS / 1e9
         for mode, ticks in zip(modes, fields, strict=False)
@@ -72,7 +79,8 @@ def read_throttled_s(pid: int, proc: Path = PROC, sys: Path = Path("/sys")) -> f
     """How long the cgroup's quota kept its tasks from running, since it was made; None where
     its CPU controller says nothing."""
     for line in os.fsdecode(procfs.read_bytes(proc / str(pid) / "cgroup")).splitlines():
-        _, controllers, path = line.split(":", 2)
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
         if controllers and "cpu" not in controllers.split(","):
             continue
         folder = sys / "fs/cgroup" / controllers / path.lstrip("/")
