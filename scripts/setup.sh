@@ -147,4 +147,9 @@ else
     say "clang-16 or bpftool is missing: no BPF objects, so the agent runs without its kernel source"
 fi
 
+# --- kubectl ----------------------------------------------------------------
+
+logged "looking for kubectl" bash scripts/setup_kubectl.sh ||
+    say "no kubectl: the tests that render deploy/kubernetes will fail"
+
 say "ready: .venv/bin/dsagent"
