@@ -237,15 +237,24 @@ def run_procfs(data: bytes) -> None:
 
 
 def procfs_seeds() -> list[bytes]:
-    own = [f"/proc/self/{name}" for name in ("stat", "status", "cgroup", "cmdline", "net/unix")]
-    read = [Path(name).read_bytes()[:4096] for name in own]
+    status = (
+        b"Name:\tpython\nUmask:\t0022\nState:\tS (sleeping)\nTgid:\t7\nPPid:\t1\n"
+        b"Uid:\t0\t0\t0\t0\nvoluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t6\n"
+    )
+    cgroup = b"5:cpu,cpuacct:/kubepods/pod1/" + b"0123456789abcdef" * 4 + b"\n0::/../other\n"
+    unix = (
+        b"Num       RefCount Protocol Flags    Type St Inode Path\n"
+        b"0000000000000000: 00000002 00000000 00010000 0001 01 77 @dsagent/7\n"
+    )
+    machine = b"cpu  10 0 20 300 4 0 6 7 0 0\ncpu0 5 0 10 150 2 0 3 3 0 0\n"
     tcp = (
         b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"
         b"   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  0 0 77 1\n"
     )
     maps = b"7f00-7f01 r-xp 00000000 00:1f 77 /usr/lib/x.so\n"
     stat = b"7 (a) b) S 1 7 7 0 -1 4 1 0 2 0 3 4 0 0 20 0 1 0 99 1000 10 18446744073709551615\n"
-    return [*read, tcp, maps, stat, b"read_bytes: 5\nwrite_bytes: 6\n", b"Pss:   12 kB\n"]
+    small = (b"python\0-m\0serve\0", b"read_bytes: 5\nwrite_bytes: 6\n", b"Pss:   12 kB\n")
+    return [status, cgroup, unix, machine, tcp, maps, stat, *small]
 
 
 # HTTP, seen from outside
