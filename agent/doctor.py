@@ -238,10 +238,10 @@ def target_checks(pid: int, places: Places) -> list[Check]:
 
 
 def owner(pid: int, places: Places) -> Check:
-    folder = places.proc / str(pid) / "fd"
+    folder = places.proc / str(pid)
     try:
-        for name in os.listdir(folder)[:1]:
-            os.readlink(folder / name)
+        os.listdir(folder / "fdinfo")  # open to who may trace it, as fd is not
+        os.readlink(folder / "ns" / "pid")
     except PermissionError:
         return Check(
             "target's owner",

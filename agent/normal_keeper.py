@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from dsagent.agent import procfs
+from dsagent.agent.environment import environment
 from dsagent.agent.facts import Event, Target
 from dsagent.agent.model import CleanStepModel
 from dsagent.agent.normal import (
@@ -121,15 +121,15 @@ def setting_of(target: Target, served: str, proc: Path = PROC) -> Setting:
     """What decides how long the target's clean steps take. What cannot be read is empty."""
     try:
         arguments = procfs.command_line(target.pid, proc)
-        environment = _environment(target.pid, proc)
+        variables = environment(target.pid, proc)
         affinity = sorted(os.sched_getaffinity(target.pid))
     except (ProcessGone, PermissionError, ProcessLookupError):
-        arguments, environment, affinity = (), {}, []
+        arguments, variables, affinity = (), {}, []
     return Setting(
         model=served[:MOST_CHARS],
         engine=target.engine,
         arguments=" ".join(_that_matter(arguments))[:MOST_CHARS],
-        threads=" ".join(f"{name}={environment[name]}" for name in _THREADS if name in environment)[
+        threads=" ".join(f"{name}={variables[name]}" for name in _THREADS if name in variables)[
             :MOST_CHARS
         ],
         processor=_processor(proc)[:MOST_CHARS],
@@ -147,12 +147,6 @@ def _that_matter(arguments: tuple[str, ...]) -> list[str]:
             continue
         kept.append(argument)
     return kept
-
-
-def _environment(pid: int, proc: Path) -> Mapping[str, str]:
-    pairs = procfs.read_bytes(proc / str(pid) / "environ").split(b"\0")
-    texts = (pair.decode("utf-8", "replace").partition("=") for pair in pairs)
-    return {name: escape(value) for name, _, value in texts}
 
 
 def _processor(proc: Path) -> str:

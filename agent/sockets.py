@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsagent.agent import procfs
+from dsagent.agent import fdinfo, procfs
 from dsagent.agent.procfs import PROC, ProcessGone
 
 MOST_FDS = 65_536
@@ -44,7 +44,9 @@ def _sockets(pid: int, proc: Path) -> set[int]:
     folder = proc / str(pid) / "fd"
     try:
         names = procfs.list_names(folder)[:MOST_FDS]
-    except (ProcessGone, PermissionError):
+    except PermissionError:
+        return _of_another_user(pid, proc)
+    except ProcessGone:
         return set()
     inodes = set()
     for name in names:
@@ -56,6 +58,13 @@ def _sockets(pid: int, proc: Path) -> set[int]:
         if kind == "socket" and number[1:-1].isdigit():
             inodes.add(int(number[1:-1]))
     return inodes
+
+
+def _of_another_user(pid: int, proc: Path) -> set[int]:
+    try:
+        return fdinfo.socket_inodes(pid, proc)
+    except (ProcessGone, PermissionError):
+        return set()
 
 
 def _listening_in(table: Path) -> list[Listening]:

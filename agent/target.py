@@ -193,7 +193,7 @@ def _stat(pid: int, proc: Path) -> procfs.ProcessStat:
 
 def _check_permitted(pid: int, proc: Path) -> None:
     try:
-        os.listdir(proc / str(pid) / "fd")
+        os.listdir(proc / str(pid) / "fdinfo")  # open to who may trace it, as fd is not
         os.readlink(proc / str(pid) / "ns" / "pid")
     except PermissionError as error:
         raise _not_permitted(pid, proc) from error

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsagent.agent import procfs
+from dsagent.agent.environment import environment
 from dsagent.agent.slo.file import DEFAULT_TENANT_HEADER
 
 VARIABLE = "DSAGENT_TENANT_HEADER"  # engine/api.py reads it too
@@ -15,14 +16,12 @@ MAX_HEADER_CHARS = 64
 def tenant_header_of(pid: int, proc: Path = procfs.PROC) -> str | None:
     """The header's name; None where the environment cannot be read."""
     try:
-        environ = procfs.read_bytes(proc / str(pid) / "environ")
+        named = environment(pid, proc).get(VARIABLE)
     except (OSError, procfs.ProcessGone):
         return None
-    prefix = f"{VARIABLE}=".encode()
-    named = next((each for each in environ.split(b"\0") if each.startswith(prefix)), None)
     if named is None:
         return DEFAULT_TENANT_HEADER
-    return procfs.escape(named.removeprefix(prefix).decode("utf-8", "replace"), MAX_HEADER_CHARS)
+    return procfs.escape(named, MAX_HEADER_CHARS)
 
 
 def remark(wanted: str, pid: int, proc: Path = procfs.PROC) -> str | None:

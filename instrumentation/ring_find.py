@@ -1,9 +1,9 @@
 """Finding another process's rings, and opening one without trusting anything about it.
 
-A descriptor under /proc/PID/fd is opened with O_PATH first, which has no effect
-on what it names; only when that proves to be a memory file of the right name
-and owner is it opened for reading, and only a sealed one of a sane size may be
-mapped: one that could still be truncated would kill the reader by SIGBUS.
+A descriptor is first had in a way that has no effect on what it names
+(ring_descriptors.py); only when that proves to be a memory file of the right
+name and owner is it opened for reading, and only a sealed one of a sane size may
+be mapped: one that could still be truncated would kill the reader by SIGBUS.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from dsagent.instrumentation import layout
+from dsagent.instrumentation import layout, ring_descriptors
 from dsagent.instrumentation.layout import RING_LINK, Role
 
-_MAX_DESCRIPTORS = 1 << 16
 _MAX_RINGS = 256
 _MAX_MAPPINGS = 1 << 17
 _MAX_THREADS = 1 << 14
@@ -61,24 +60,27 @@ def find_rings(pid: int) -> list[RingCandidate]:
     where its descriptors may not be seen.
     """
     found: dict[int, RingCandidate] = {}
-    with os.scandir(f"/proc/{pid}/fd") as entries:
-        for count, entry in enumerate(entries):
-            if count >= _MAX_DESCRIPTORS or len(found) >= _MAX_RINGS:
-                break
-            try:
-                if os.readlink(entry.path) != RING_LINK:
-                    continue
-                inode = os.stat(entry.path).st_ino
-            except FileNotFoundError:  # closed meanwhile
-                continue
-            found.setdefault(inode, RingCandidate(pid, int(entry.name), inode))
+    for fd, inode in ring_descriptors.named(pid, RING_LINK):
+        found.setdefault(inode, RingCandidate(pid, fd, inode))
+        if len(found) >= _MAX_RINGS:
+            break
     return sorted(found.values(), key=lambda candidate: candidate.fd)
 
 
 @contextmanager
-def _descriptor(path: str, flags: int) -> Iterator[int]:
+def _opened(candidate: RingCandidate) -> Iterator[int]:
+    with ExitStack() as stack:
+        try:
+            fd = stack.enter_context(ring_descriptors.opened(candidate.pid, candidate.fd))
+        except OSError as error:
+            raise RingRejected(f"cannot open it: {error.strerror}") from error
+        yield fd
+
+
+@contextmanager
+def _readable(opened: int) -> Iterator[int]:
     try:
-        fd = os.open(path, flags | os.O_CLOEXEC)
+        fd = os.open(f"/proc/self/fd/{opened}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise RingRejected(f"cannot open it: {error.strerror}") from error
     try:
@@ -110,8 +112,7 @@ def _status_numbers(path: str, field: str) -> list[int]:
 
 def map_ring(candidate: RingCandidate) -> mmap.mmap:
     """A read-only map of the candidate's file, every check passed but those of its contents."""
-    path = f"/proc/{candidate.pid}/fd/{candidate.fd}"
-    with _descriptor(path, os.O_PATH) as probe:
+    with _opened(candidate) as probe:
         seen = os.fstat(probe)
         if not stat.S_ISREG(seen.st_mode) or seen.st_dev != _memory_file_device():
             raise RingRejected("it is not a memory file")
@@ -121,7 +122,7 @@ def map_ring(candidate: RingCandidate) -> mmap.mmap:
             raise RingRejected("the descriptor names another file by now")
         if seen.st_uid not in _status_numbers(f"/proc/{candidate.pid}/status", "Uid"):
             raise RingRejected("it belongs to another user than the process")
-        with _descriptor(f"/proc/self/fd/{probe}", os.O_RDONLY) as fd:
+        with _readable(probe) as fd:
             if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 raise RingRejected("it is not sealed against shrinking and growing")
             size = os.fstat(fd).st_size  # sealed: it stays

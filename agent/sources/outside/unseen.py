@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from dsagent.agent import procfs
+from dsagent.agent import fdinfo, procfs
 from dsagent.agent.procfs import PROC, ProcessGone
 
 MOST_FDS = 65_536
@@ -20,7 +20,10 @@ def rings_of_io_uring(pids: Iterable[int], proc: Path = PROC) -> int:
         folder = proc / str(pid) / "fd"
         try:
             names = procfs.list_names(folder)[:MOST_FDS]
-        except (ProcessGone, PermissionError):
+        except PermissionError:
+            found += _of_another_user(pid, proc)
+            continue
+        except ProcessGone:
             continue
         for name in names:
             try:
@@ -28,6 +31,13 @@ def rings_of_io_uring(pids: Iterable[int], proc: Path = PROC) -> int:
             except OSError:
                 continue  # closed meanwhile
     return found
+
+
+def _of_another_user(pid: int, proc: Path) -> int:
+    try:
+        return sum(each.io_uring for each in fdinfo.descriptors(pid, proc))
+    except (ProcessGone, PermissionError):
+        return 0
 
 
 def sentence(ciphered: int, unread: int, rings: int, lost: int) -> str:

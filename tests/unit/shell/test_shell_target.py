@@ -27,7 +27,7 @@ def put(
     proc: Path, pid: int, ppid: int, *, ticks: int = 500, state: str = "S", comm: str = ""
 ) -> None:
     folder = proc / str(pid)
-    (folder / "fd").mkdir(parents=True, exist_ok=True)
+    (folder / "fdinfo").mkdir(parents=True, exist_ok=True)
     (folder / "ns").mkdir(exist_ok=True)
     namespace = folder / "ns" / "pid"
     if not namespace.is_symlink():
