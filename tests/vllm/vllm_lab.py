@@ -121,7 +121,9 @@ class Server:
             stdout=self._output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            start_new_session=True,
+            # A group, to be stopped and ended at once, but in our session: Linux weighs a session
+            # against another (autogroups), and one was seen to leave a hog of ours without its CPU.
+            process_group=0,
             cwd=folder,
             env={**os.environ, **ENVIRONMENT},
         )
