@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import subprocess
 import sys
@@ -22,9 +23,11 @@ from dsagent.agent.sources.ring_set import RingSet
 from dsagent.agent.sources.steps import StepsSource
 from dsagent.instrumentation import layout
 from dsagent.instrumentation.records import (
+    Phase,
     RankStep,
     RequestOpen,
     RequestRecord,
+    Share,
     Step,
     request_key,
 )
@@ -251,10 +254,26 @@ FAR = 1 << 62
         (replace(CLOSED, queued_ns=CLOSED.received_ns - 2 * S), False),
         (replace(CLOSED, queued_ns=CLOSED.received_ns - 2), True),  # for the join to clamp
         (replace(CLOSED, first_token_ns=None, first_sent_ns=None, finished_ns=None), True),
+        (replace(STEP, prefill_tokens=1 << 24), True),
+        (replace(STEP, prefill_tokens=(1 << 32) - 1), False),
+        (replace(STEP, decode_tokens=(1 << 32) - 1), False),
+        (replace(STEP, waiting=(1 << 32) - 1), False),
+        (replace(STEP, preempted=(1 << 32) - 1), False),
+        (replace(STEP, kv_blocks_total=(1 << 32) - 1), False),
+        (replace(STEP, shares=(Share(1, Phase.DECODE, 1, 0, 1 << 31, 1, False),)), False),
+        (replace(STEP, shares=(Share(1, Phase.PREFILL, 1 << 31, 0, 5, 0, False),)), False),
+        (replace(CLOSED, prompt_tokens=FAR), False),
+        (replace(CLOSED, output_tokens=FAR), False),
+        (replace(CLOSED, cached_tokens=FAR), False),
+        (replace(CLOSED, max_tokens=FAR), True),  # a caller may ask for it
+        (replace(CLOSED, temperature=math.inf), False),
+        (replace(CLOSED, top_p=-math.inf), False),
+        (Tally(1, 1, What.EXPERT_TOKENS, 0, 0, NOW - S, NOW, "moe", (7, FAR)), False),
+        (Tally(1, 1, What.EXPERT_TOKENS, 0, 0, NOW - S, NOW, "moe", (7, 8)), True),
     ],
 )
-def test_times_that_can_be_and_that_cannot(
-    record: Step | RankStep | RequestOpen | RequestRecord, can_be: bool
+def test_what_can_be_and_what_cannot(
+    record: Step | RankStep | RequestOpen | RequestRecord | Tally, can_be: bool
 ) -> None:
     assert plausible(record, NOW) is can_be
 
