@@ -21,8 +21,8 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 COMMANDS = (
     *("serve", "attach", "detach", "explain", "why", "doctor", "probes", "demo"),
-    *("slo", "dashboards"),
-    *("roll",),
+    *("sidecar", "status", "slo", "dashboards"),
+    *("roll", "retain"),
 )
 
 EPILOG = (

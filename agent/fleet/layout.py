@@ -57,6 +57,10 @@ def place_of(path: str) -> Place | None:
         found = pattern.fullmatch(path.removesuffix(UNFINISHED))
         if found is not None:
             of = found.groupdict()
+            try:
+                hour_end_ns(of["hour"])
+            except ValueError:  # a 14th month
+                return None
             name = of.get("batch") or of["wave"]
             return Place(path, tier, of["hour"], name, of.get("pod") or "", of.get("table") or "")
     return None

@@ -132,7 +132,8 @@ class S3Store:
     def _is_there(self, path: str) -> bool:
         import pyarrow.fs as pafs
 
-        return self._files.get_file_info(self._at(path)).type != pafs.FileType.NotFound
+        found: bool = self._files.get_file_info(self._at(path)).type != pafs.FileType.NotFound
+        return found
 
     def arrow(self) -> tuple[pafs.FileSystem, str]:
         return self._files, self._root

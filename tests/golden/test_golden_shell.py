@@ -31,6 +31,7 @@ COMMANDS = (
     "demo",
     "slo",
     "roll",
+    "retain",
 )
 
 
