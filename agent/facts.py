@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dsagent.agent.profiles.stacks import Recorded
 from dsagent.instrumentation.records import RankStep, RequestOpen, RequestRecord, Step
 
 
@@ -167,6 +168,7 @@ class Readings:
     events: list[Event] = field(default_factory=list)
     engine_spans: list[EngineSpan] = field(default_factory=list)
     otlp_bodies: list[OtlpBody] = field(default_factory=list)  # to be passed on unchanged
+    profiles: list[Recorded] = field(default_factory=list)
 
 
 class Source(Protocol):

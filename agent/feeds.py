@@ -29,6 +29,7 @@ from dsagent.agent.sources.tallies import TallySource
 
 if TYPE_CHECKING:
     from dsagent.agent.sources.kernel import KernelSource
+    from dsagent.agent.sources.py_spy import PySpySource
 
 
 # Those that a session can do without.
@@ -136,8 +137,10 @@ class Feeds:
         receiver: Source | None = None,
         *,
         tier: Tier = "default",
+        profiles_within: float | None = None,
     ) -> None:
-        """`receiver`: one more source, that only some sessions have. `tier`: of the kernel's."""
+        """`receiver`: one more source, that only some sessions have. `tier`: of the kernel's.
+        `profiles_within`: --max-overhead where stacks are to be sampled, None where not."""
         rings = StepsSource(target)
         self.steps = OutsideSource(target) if target.engine == "http" else rings
         self._target = target
@@ -154,6 +157,9 @@ class Feeds:
         served = Feed("served", self._make_served)
         spoken = () if target.engine == "reference" else (served,)
         received = () if receiver is None else (Feed(receiver.name, lambda: receiver),)
+        self._sampler: PySpySource | None = None
+        self._profiles_within = profiles_within
+        sampled = () if profiles_within is None else (Feed("profiles", self._make_sampler),)
         self.all: tuple[Feed, ...] = (
             Feed("steps", lambda: self.steps),
             Feed("kernel", self._make_kernel),
@@ -163,6 +169,7 @@ class Feeds:
             *tallied,
             *spoken,
             *received,
+            *sampled,
         )
 
     def _make_kernel(self) -> Source:
@@ -192,6 +199,18 @@ class Feeds:
         from dsagent.agent.sources.nvml import NvmlSource
 
         return NvmlSource(self._target)
+
+    def _make_sampler(self) -> Source:
+        from dsagent.agent.sources.py_spy import PySpySource
+
+        assert self._profiles_within is not None
+        self._sampler = PySpySource(self._target, lambda: self.steps.pids, self._profiles_within)
+        return self._sampler
+
+    def tell_overhead(self, ratio: float, now_ns: int) -> None:
+        """What watching has cost over the last window: sampling takes what that leaves."""
+        if self._sampler is not None:
+            self._sampler.pace(ratio, now_ns)
 
     def _progress(self) -> Progress:
         return Progress(

@@ -93,6 +93,7 @@ class OutletOptions:
     remote_write: str | None = None
     otlp_receive: str | None = None
     otlp_receive_grpc: str | None = None
+    pyroscope: str | None = None
     guard: Guard | None = None  # of all that listens; None: loopback only, for everybody there
 
 
@@ -177,6 +178,13 @@ def make_attached_sinks(options: OutletOptions, judged: Judged) -> list[Sink]:
         sinks.append(
             RemoteWriteSink(written, limits, sampler=sampler, resource=resource, slo=figures)
         )
+    if options.pyroscope is not None:
+        from dsagent.agent.sinks.otlp_config import pyroscope_endpoint
+        from dsagent.agent.sinks.pyroscope import HEADERS as PYROSCOPE_HEADERS
+        from dsagent.agent.sinks.pyroscope import PATH, PyroscopeSink
+
+        pushed = pyroscope_endpoint(options.pyroscope, PATH, PYROSCOPE_HEADERS)
+        sinks.append(PyroscopeSink(pushed, resource=resource))
     config = otlp_config(os.environ, options.otlp_endpoint, options.otlp_protocol)
     if config is not None:
         from dsagent.agent.sinks.otlp import OtlpSink

@@ -11,6 +11,7 @@ On/off experiments are the benchmark's business.
 from __future__ import annotations
 
 import os
+import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +83,9 @@ class OverheadMeter:
         # would not find ourselves among them.
         self._would_see = pid_namespace() == INITIAL_PID_NAMESPACE
         self.sees_displacement = sees_displacement and self._would_see
+        self._children_ns = _children_ns()
         self._first = self._last = self._begin = Costs(
-            now_ns, time.process_time_ns(), switches=_switches()
+            now_ns, time.process_time_ns() + self._children_ns, switches=_switches()
         )
         self.window: Window | None = None  # None until the first is over
 
@@ -100,11 +102,15 @@ class OverheadMeter:
     def update(self, now_ns: int, kernel_ns: int, hooks_ns: int) -> bool:
         """Takes totals since attaching; True when a window ended and `window` is new."""
         ended = now_ns - self._begin.now_ns >= WINDOW_NS
-        cpu_ns = time.process_time_ns()
+        own_ns, children_ns = time.process_time_ns(), _children_ns()
+        cpu_ns = own_ns + children_ns
         if self.sees_displacement:
-            taken_ns = float(self._displaced_ns)
+            # Of our children the kernel source does not know that they are ours.
+            helped_ns = children_ns - self._children_ns
+            taken_ns = self._displaced_ns + helped_ns * self._overlap_ratio
         else:
             taken_ns = (cpu_ns - self._last.agent_cpu_ns) * self._overlap_ratio
+        self._children_ns = children_ns
         self._displaced_ns = 0
         self._last = Costs(
             now_ns,
@@ -145,6 +151,12 @@ class OverheadMeter:
         """The agent's own CPU time since attaching, of one core."""
         elapsed_ns = max(1, self._last.now_ns - self._first.now_ns)
         return (self._last.agent_cpu_ns - self._first.agent_cpu_ns) / elapsed_ns
+
+
+def _children_ns() -> int:
+    """CPU time of the children that have ended: py-spy, mostly."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return round((used.ru_utime + used.ru_stime) * 1e9)
 
 
 def _affinity(pid: int) -> frozenset[int]:

@@ -72,6 +72,7 @@ class Session:
         sinks: Sequence[Sink] = (),
         *,
         receiver: Source | None = None,
+        has_profiles: bool = False,
         duration_s: float | None = None,
         max_overhead_ratio: float = 0.01,
         tier: Tier = "default",
@@ -91,7 +92,13 @@ class Session:
         self._on_attached = on_attached
         self._on_live = on_live
         self._on_trouble = on_trouble
-        self._feeds = Feeds(target, without, receiver, tier=tier)
+        self._feeds = Feeds(
+            target,
+            without,
+            receiver,
+            tier=tier,
+            profiles_within=max_overhead_ratio if has_profiles else None,
+        )
         self._stepping = Stepping(self._feeds, max_overhead_ratio, tier)
         self._engine_spans = None if receiver is None else EngineSpans()
         self._outlets = Outlets(sinks)
@@ -278,6 +285,7 @@ class Session:
                 sinks=sinks,
                 uncounted_losses=self._feeds.steps.uncounted_losses,
                 otlp_bodies=tuple(body for readings in brought for body in readings.otlp_bodies),
+                profiles=tuple(run for readings in brought for run in readings.profiles),
             )
         )
 
@@ -351,6 +359,7 @@ class Session:
     def _keep_within_budget(self, window: Window, now_ns: int) -> None:
         kernel = self._feeds.feed("kernel")
         ran = kernel.runs
+        self._feeds.tell_overhead(window.ratio, now_ns)
         action, events = self._stepping.judge(window, now_ns)
         self._pending_events += events
         if action in ("step down", "step up"):

@@ -112,6 +112,14 @@ def attach(
             "http://127.0.0.1:9090/api/v1/write.",
         ),
     ] = None,
+    pyroscope: Annotated[
+        str | None,
+        option(
+            metavar="URL",
+            help="Sample the server's Python stacks without pausing it, and push them as profiles, "
+            "by phase, to Pyroscope there, such as http://127.0.0.1:4040.",
+        ),
+    ] = None,
     otlp_receive: Annotated[
         str | None,
         option(
@@ -223,6 +231,7 @@ def attach(
         override_sampled_0=override_sampled_0,
         prometheus=scraped_at,
         remote_write=remote_write,
+        pyroscope=pyroscope,
         otlp_receive=received_at,
         otlp_receive_grpc=received_grpc_at,
         guard=guard,
@@ -249,6 +258,7 @@ def attach(
         target,
         sinks,
         receiver=make_receiver(options),
+        has_profiles=pyroscope is not None,
         duration_s=duration,
         max_overhead_ratio=max_overhead_ratio,
         tier=tier,

@@ -18,6 +18,7 @@ from dsagent.agent.facts import (
     View,
     no_facts,
 )
+from dsagent.agent.profiles.stacks import Recorded
 from dsagent.instrumentation.records import RankStep, RequestOpen, Step
 
 
@@ -45,6 +46,7 @@ class Explained:
     sinks: tuple[SinkStatus, ...] = ()
     uncounted_losses: int = 0
     otlp_bodies: tuple[OtlpBody, ...] = ()  # received, to be passed on unchanged
+    profiles: tuple[Recorded, ...] = ()  # what the sampler saw, runs that have ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,13 @@ def remote_write_endpoint(url: str, headers: Mapping[str, str]) -> Endpoint:
     return Endpoint(scheme, host, port, path or "/api/v1/write", headers=headers, gzip=False)
 
 
+def pyroscope_endpoint(url: str, path: str, headers: Mapping[str, str]) -> Endpoint:
+    """Of Pyroscope, such as http://127.0.0.1:4040: `path` comes after the URL's own. Raises
+    DsagentError with one clear line for what is no URL."""
+    scheme, host, port, own_path = _parse_url("--pyroscope", url)
+    return Endpoint(scheme, host, port, own_path.rstrip("/") + path, headers=headers)
+
+
 def _histograms(environ: Mapping[str, str]) -> Histograms:
     temporality = f"{_PREFIX}_METRICS_TEMPORALITY_PREFERENCE"
     wanted = environ.get(temporality, "").strip().lower()

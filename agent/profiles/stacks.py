@@ -1,0 +1,160 @@
+"""Stacks that a sampler saw running, and the reader of what py-spy writes of them. Pure.
+
+Of py-spy's formats only the chrome trace says when a stack was seen, so that a sample can be tied
+to the step that ran then. It says so when a thread's stack has changed: a stack seen twice in a row is
+written once, and only the number of all samples tells how often that was (`Recorded.repeats`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+MAX_EVENTS = 400_000
+MAX_DEPTH = 256  # frames of one stack; the outermost go first
+MAX_TEXT_CHARS = 240
+MAX_THREADS = 1024
+
+_THREAD = re.compile(
+    r"thread \((?P<tid>0[xX][0-9A-Fa-f]{1,16}|[0-9]{1,10})\)(?:: (?P<name>.*))?", re.DOTALL
+)
+_SAMPLES = re.compile(rb"Samples: ([0-9]{1,9})\b")
+
+
+class NotATrace(ValueError):  # noqa: N818 - what it is, not what went wrong
+    """What was read is not what py-spy writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A line of a function; control characters escaped, texts bounded."""
+
+    function: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A thread that was running, not asleep. `tid`: the kernel's, None where it is not told.
+    `frames`: the outermost first."""
+
+    at_ns: int
+    tid: int | None
+    thread: str
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What one run of the sampler brought. Each sample stands for `interval_ns` of a thread."""
+
+    pid: int
+    began_ns: int
+    ended_ns: int
+    interval_ns: int
+    seen: tuple[Seen, ...]
+    repeats: int = 0  # samples of a stack that the same thread had in the sample before
+    damaged: int = 0  # samples that make no sense, not among the above
+
+
+def samples_told(said: bytes) -> int | None:
+    """How many samples py-spy says it has taken; None where it does not."""
+    found = _SAMPLES.search(said)
+    return None if found is None else int(found[1])
+
+
+def read_trace(text: bytes, began_ns: int, ended_ns: int) -> tuple[list[Seen], int]:
+    """The samples of a chrome trace by py-spy in the order of time, and how many made no sense.
+    `began_ns`: the trace's time 0. Raises NotATrace."""
+    try:
+        events = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise NotATrace(f"no JSON: {str(error)[:80]}") from error
+    if not isinstance(events, list):
+        raise NotATrace("no list of events")
+    reader = _Reader(began_ns, ended_ns)
+    for event in events[:MAX_EVENTS]:
+        reader.take(event)
+    reader.flush()
+    reader.seen.sort(key=lambda seen: seen.at_ns)
+    return reader.seen, reader.damaged + max(0, len(events) - MAX_EVENTS)
+
+
+class _Reader:
+    """Plays the begins and ends of frames; what a thread has on its stack after all those of one
+    moment is a sample."""
+
+    def __init__(self, began_ns: int, ended_ns: int) -> None:
+        self.seen: list[Seen] = []
+        self.damaged = 0
+        self._began_ns, self._ended_ns = began_ns, ended_ns
+        self._stacks: dict[int, list[tuple[str, str, int]]] = {}
+        self._frames: dict[tuple[str, str, int], Frame] = {}
+        self._now: tuple[int, int] | None = None  # thread and microseconds
+
+    def take(self, event: Any) -> None:
+        match event:
+            case {
+                "ph": "B" | "E" as what,
+                "name": str(name),
+                "tid": int(thread),
+                "ts": int(at_us),
+                "args": {"filename": str(file), "line": int(line)},
+            } if 0 <= at_us < 1 << 53 and 0 <= line < 1 << 31:
+                if self._now != (thread, at_us):
+                    self.flush()
+                    self._now = (thread, at_us)
+                self._play(thread, what, (name, file, line))
+            case _:
+                self.damaged += 1
+
+    def _play(self, thread: int, what: str, frame: tuple[str, str, int]) -> None:
+        if thread not in self._stacks and len(self._stacks) >= MAX_THREADS:
+            self.damaged += 1
+            return
+        stack = self._stacks.setdefault(thread, [])
+        if what == "B" and len(stack) < 4 * MAX_DEPTH:
+            stack.append(frame)
+        elif what == "E" and stack and stack[-1] == frame:
+            stack.pop()
+        else:  # one that never began, or deeper than any stack
+            self.damaged += 1
+
+    def flush(self) -> None:
+        """The events of one moment are all there."""
+        if self._now is None:
+            return
+        thread, at_us = self._now
+        self._now = None
+        at_ns = self._began_ns + 1000 * at_us
+        stack = self._stacks.get(thread, [])
+        tid, name = None, ""
+        if stack and (found := _THREAD.fullmatch(stack[0][0])) is not None and not stack[0][1]:
+            tid, name = int(found["tid"], 0), _clean(found["name"] or "")
+            stack = stack[1:]
+        if not stack:
+            return  # it is over with this thread
+        if at_ns > self._ended_ns:
+            self.damaged += 1
+            return
+        frames = tuple(self._frame(frame) for frame in stack[-MAX_DEPTH:])
+        self.seen.append(Seen(at_ns, tid, name, frames))
+
+    def _frame(self, frame: tuple[str, str, int]) -> Frame:
+        """One object for each, however often it is seen."""
+        made = self._frames.get(frame)
+        if made is None:
+            function, file, line = frame
+            made = self._frames[frame] = Frame(_clean(function) or "?", _clean(file), line)
+        return made
+
+
+def _clean(text: str) -> str:
+    if len(text) > MAX_TEXT_CHARS:
+        text = text[: MAX_TEXT_CHARS - 1] + "…"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
