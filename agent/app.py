@@ -25,6 +25,8 @@ COMMANDS = (
     *("roll", "retain"),
 )
 
+READS_ITSELF = "sidecar"  # a settings file that is wrong must not end it
+
 EPILOG = (
     "Every option is also a variable (DSAGENT_MAX_OVERHEAD for --max-overhead) and a key of a "
     "TOML file (max_overhead), which --config FILE or DSAGENT_CONFIG names; without either, "
@@ -55,15 +57,15 @@ def _root(
     """For any LLM request: where each millisecond went, and who is to blame."""
 
 
-def build(argv: Sequence[str]) -> tuple[typer.Typer, list[str]]:
+def build(argv: Sequence[str]) -> tuple[typer.Typer, list[str], settings.File | None]:
     """The app with the one command that the arguments name (all of them where they name none),
-    and the arguments left for it."""
+    the arguments left for it, and the settings file where the command reads that itself."""
     arguments, config = settings.take_config_flag(argv)
     config = config or os.environ.get("DSAGENT_CONFIG") or None
+    named = next((each for each in arguments if not each.startswith("-")), None)
     values = {}
-    if config is not None or settings.DEFAULT_FILE.is_file():
-        known = {name: settings.option_names(_function(name)) for name in COMMANDS}
-        values = dict(settings.load(config, frozenset().union(*known.values())))
+    if named != READS_ITSELF and (config is not None or settings.DEFAULT_FILE.is_file()):
+        values = dict(_file(config).load())
     app = typer.Typer(
         add_completion=False,
         rich_markup_mode=None,
@@ -72,7 +74,6 @@ def build(argv: Sequence[str]) -> tuple[typer.Typer, list[str]]:
         epilog=EPILOG,
     )
     app.callback()(_root)
-    named = next((each for each in arguments if not each.startswith("-")), None)
     for command in (named,) if named in COMMANDS else COMMANDS:
         assert command is not None
         function = _function(command)
@@ -84,14 +85,26 @@ def build(argv: Sequence[str]) -> tuple[typer.Typer, list[str]]:
                 "default_map": {k: v for k, v in values.items() if k in names},
             },
         )(function)
-    return app, settings.complete_addresses(arguments)
+    arguments = settings.complete_addresses(arguments)
+    return app, arguments, _file(config) if named == READS_ITSELF else None
+
+
+def _file(config: str | None) -> settings.File:
+    names = [settings.option_names(_function(name)) for name in COMMANDS]
+    return settings.File(config, frozenset().union(*names))
 
 
 def run(argv: Sequence[str]) -> int:
     """Runs one command line and returns its exit code; what went wrong is one line on stderr."""
     try:
-        app, arguments = build(argv)
-        result = app(arguments or ["--help"], standalone_mode=False, prog_name="dsagent")
+        app, arguments, file = build(argv)
+        start = None
+        if file is not None:
+            from dsagent.agent.sidecar.reader import Start
+
+            own = arguments[arguments.index(READS_ITSELF) + 1 :]
+            start = Start(tuple(own), file)
+        result = app(arguments or ["--help"], standalone_mode=False, prog_name="dsagent", obj=start)
     except Exception as error:  # noqa: BLE001 - the outermost frame: a person gets a line
         return _complain(*_message(error))
     return result if isinstance(result, int) else 0

@@ -63,6 +63,7 @@ USUAL_VALUES: Mapping[str, int] = {
     "agrees": 2,
     "layer": 0,
     "position": 0,
+    "result": 2,
     "feature": 5,
     **dict.fromkeys(catalog.TARGET_INFO.attributes, 1),
 }

@@ -76,6 +76,7 @@ from dsagent.agent.engine_span_metrics import (
 from dsagent.agent.kernel_delays import KERNEL_DELAY, KERNEL_DELAYS_DROPPED, KERNEL_METRICS
 from dsagent.agent.metric import Metric
 from dsagent.agent.served import SERVED_METRICS
+from dsagent.agent.sidecar_metrics import SIDECAR_METRICS
 from dsagent.agent.slo_metrics import (
     CACHE_CIRCUIT,
     CACHE_HIT_RATIO,
@@ -154,6 +155,7 @@ __all__ = [  # and every metric by its name below
     "SAMPLES_UNKNOWN",
     "SERIES_OVERFLOWED",
     "SERVED_METRICS",
+    "SIDECAR_METRICS",
     "SINK_ACKNOWLEDGED",
     "SINK_DROPPED",
     "SINK_FAILED",
@@ -363,6 +365,7 @@ CATALOGUE: tuple[Metric, ...] = (
     *STEP_METRICS,
     *KERNEL_METRICS,
     *AGENT_METRICS,
+    *SIDECAR_METRICS,
     *GPU_METRICS,
     *PROCESS_METRICS,
     *ENGINE_SPAN_METRICS,

@@ -1,4 +1,5 @@
-"""Questions to a running agent, over its abstract Unix socket `@dsagent/<target pid>`.
+"""Questions to a running agent, over its abstract Unix socket `@dsagent/<target pid>`; a sidecar,
+which watches several, has `@dsagent/sidecar` too.
 
 One line of JSON each way and a connection a question. The name vanishes with
 the process that listens. Anyone on the machine may bind or reach such a name,
@@ -20,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dsagent.agent import privileges, procfs
 from dsagent.agent.errors import CANNOT_ATTACH, FINDINGS, USAGE, DsagentError
@@ -38,17 +39,29 @@ Handler = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 _LISTENING = 0x10000  # __SO_ACCEPTCON in the flags of /proc/net/unix
 _NAME = re.compile(r"@dsagent/(\d{1,10})$")
 
+SIDECAR: Literal["sidecar"] = "sidecar"
+Name = int | Literal["sidecar"]  # whom to ask: the agent of one target, or the sidecar
 
-def _address(pid: int) -> str:
-    return f"\0dsagent/{pid}"
+
+def _address(name: Name) -> str:
+    return f"\0dsagent/{name}"
+
+
+def _who(name: Name) -> str:
+    return "the sidecar" if name == SIDECAR else f"the agent attached to {name}"
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the other end; pid 0 where it is in a pid namespace that is not ours."""
+    size = struct.calcsize("3i")
+    pid, uid, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    )
+    return int(pid), int(uid)
 
 
 def _peer_uid(connection: socket.socket) -> int:
-    size = struct.calcsize("3i")
-    _, uid, _ = struct.unpack(
-        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    )
-    return int(uid)
+    return _peer(connection)[1]
 
 
 def _trusted(uid: int) -> bool:
@@ -62,8 +75,8 @@ class Unreachable(DsagentError):  # noqa: N818 - what was found, not what went w
 class ControlServer:
     """Answers within the session's own loop: registers with its selector, never blocks it."""
 
-    def __init__(self, pid: int, selector: selectors.BaseSelector, handler: Handler) -> None:
-        """Raises DsagentError (exit 3) where another agent is attached to `pid`."""
+    def __init__(self, name: Name, selector: selectors.BaseSelector, handler: Handler) -> None:
+        """`name`: the target's pid. Raises DsagentError (exit 3) where another agent has it."""
         self._selector = selector
         self._handler = handler
         self._connections: set[_Connection] = set()
@@ -72,14 +85,12 @@ class ControlServer:
             socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         )
         try:
-            self._socket.bind(_address(pid))
+            self._socket.bind(_address(name))
         except OSError as error:
             self._socket.close()
             if error.errno != errno.EADDRINUSE:
                 raise
-            raise DsagentError(
-                f"cannot attach: {_taken(pid, owner(pid))}", exit_code=CANNOT_ATTACH
-            ) from error
+            raise DsagentError(_taken(name, owner(name)), exit_code=CANNOT_ATTACH) from error
         self._socket.listen(128)  # a full queue refuses at once instead of making callers wait
         selector.register(self._socket, selectors.EVENT_READ, self._accept)
 
@@ -201,49 +212,73 @@ def running(proc: Path = procfs.PROC) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def owner(pid: int) -> int | None:
-    """The uid of who listens as @dsagent/`pid`; None where nobody does, or nobody accepts."""
+def _listener(name: Name) -> tuple[int, int] | None:
+    """(pid, uid) of who listens as @dsagent/`name`; None where nobody does, or nobody accepts."""
     with socket.socket(
         socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
     ) as connection:
         try:
-            connection.connect(_address(pid))
-            return _peer_uid(connection)
+            connection.connect(_address(name))
+            return _peer(connection)
         except OSError:
             return None
 
 
-def _taken(pid: int, uid: int | None) -> str:
+def owner(name: Name) -> int | None:
+    """The uid of who listens as @dsagent/`name`; None where nobody does, or nobody accepts."""
+    found = _listener(name)
+    return None if found is None else found[1]
+
+
+def _is_the_sidecars(pid: int) -> bool:
+    """Whether the agent of this target is the sidecar itself: it knows more than its part does."""
+    one, sidecar = _listener(pid), _listener(SIDECAR)
+    return one is not None and one == sidecar and one[0] > 0
+
+
+def _taken(name: Name, uid: int | None) -> str:
     """Why a name cannot be had, and how to go on."""
+    cannot = "cannot answer questions" if name == SIDECAR else "cannot attach"
     if uid is not None and _trusted(uid):
-        return f"another dsagent is attached to process {pid} already"
+        if name == SIDECAR:
+            return f"{cannot}: another sidecar runs in this network namespace"
+        return f"{cannot}: another dsagent is attached to process {name} already"
     whose = "a process that does not listen" if uid is None else privileges.user_name(uid)
     number = "" if uid is None else f" (uid {uid})"
     return (
-        f"the socket @dsagent/{pid} is held by {whose}{number}; end the process that "
-        f"`ss -xap | grep @dsagent/{pid}` names, then attach again"
+        f"{cannot}: the socket @dsagent/{name} is held by {whose}{number}; end the process that "
+        f"`ss -xap | grep @dsagent/{name}` names, then attach again"
     )
 
 
 def choose(
     pid: int | None,
     proc: Path = procfs.PROC,
-    owner_of: Callable[[int], int | None] = owner,
-) -> int:
-    """The target pid of the agent to ask; `pid` may be any process or thread of its target.
-    Raises DsagentError (exit 2): none runs, several do and none was named, none watches that
-    one. Our own agents come first, then root's; what others run is left out."""
+    *,
+    or_else: str = ", or give --recording",
+    owner_of: Callable[[Name], int | None] = owner,
+    of_sidecar: Callable[[int], bool] = _is_the_sidecars,
+) -> Name:
+    """Whom to ask; `pid` may be any process or thread of the target of an agent. A sidecar knows
+    all of its engines, those that have ended too: it is asked unless `pid` has an agent of its
+    own. Raises DsagentError (exit 2): none runs, several do and none was named, none watches that
+    one. Our own agents come first, then root's; what others run is left out. `or_else`: what
+    else there is to do where none runs."""
+    has_sidecar = (uid := owner_of(SIDECAR)) is not None and _trusted(uid)
+    if pid is None and has_sidecar:
+        return SIDECAR
     if pid is not None:
         pid = procfs.process_of(pid, proc)
         if (uid := owner_of(pid)) is not None and _trusted(uid):
-            return pid
+            return SIDECAR if has_sidecar and of_sidecar(pid) else pid
     owners = {each: owner_of(each) for each in running(proc)}
     pids = [each for each, uid in owners.items() if uid is not None and _trusted(uid)]
+    if not pids and has_sidecar:
+        return SIDECAR
     if not pids:
         others = "; those of other users are not asked" if owners else ""
         raise DsagentError(
-            "no dsagent is running here; start one with `dsagent attach PID`, or give "
-            f"--recording{others}",
+            f"no dsagent is running here; start one with `dsagent attach PID`{or_else}{others}",
             exit_code=USAGE,
         )
     if pid is None:
@@ -257,7 +292,9 @@ def choose(
     parent_of = procfs.parents(proc)
     for other in (*procfs.ancestors(pid, parent_of), *procfs.descendants(pid, parent_of)):
         if other in pids:
-            return other
+            return SIDECAR if has_sidecar and of_sidecar(other) else other
+    if has_sidecar:
+        return SIDECAR
     raise DsagentError(
         f"no dsagent is attached to process {pid}; to: {_listed(pids)}", exit_code=USAGE
     )
@@ -268,42 +305,42 @@ def _listed(pids: Sequence[int]) -> str:
     return ", ".join(map(str, pids[:MAX_LISTED])) + more
 
 
-def ask(pid: int, request: Mapping[str, Any]) -> Any:
-    """One question to the agent attached to `pid`. Raises DsagentError with the agent's own
+def ask(name: Name, request: Mapping[str, Any]) -> Any:
+    """One question to the agent of that name. Raises DsagentError with the agent's own
     message and exit code, or saying why there was no answer."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(ASK_TIMEOUT_S)
         try:
-            connection.connect(_address(pid))
+            connection.connect(_address(name))
             uid = _peer_uid(connection)
             if not _trusted(uid):
                 raise Unreachable(
-                    f"what listens as @dsagent/{pid} belongs to user {uid}: not asked",
+                    f"what listens as @dsagent/{name} belongs to user {uid}: not asked",
                     exit_code=USAGE,
                 )
             if os.geteuid() not in (0, uid):
                 raise Unreachable(
-                    f"the agent attached to {pid} is {privileges.user_name(uid)}'s: {ANSWERS_ONLY}",
+                    f"{_who(name)} is {privileges.user_name(uid)}'s: {ANSWERS_ONLY}",
                     exit_code=USAGE,
                 )
             with suppress(ConnectionError):  # hung up on, perhaps with a word that says why
                 connection.sendall(_encode(request))
             line = _read_line(connection)
         except BlockingIOError as error:
-            raise DsagentError(f"the agent attached to {pid} is busy, try again") from error
+            raise DsagentError(f"{_who(name)} is busy, try again") from error
         except TimeoutError as error:
-            raise DsagentError(f"the agent attached to {pid} does not answer") from error
+            raise DsagentError(f"{_who(name)} does not answer") from error
         except OSError as error:
             raise Unreachable(
-                f"cannot ask the agent attached to {pid}: {error.strerror or error}",
+                f"cannot ask {_who(name)}: {error.strerror or error}",
                 exit_code=USAGE,
             ) from error
     if not line:
-        raise DsagentError(f"the agent attached to {pid} hung up: it has ended, or try again")
+        raise DsagentError(f"{_who(name)} hung up: it has ended, or try again")
     try:
         document = json.loads(line)
     except ValueError as error:
-        raise DsagentError(f"the agent attached to {pid} answered no JSON") from error
+        raise DsagentError(f"{_who(name)} answered no JSON") from error
     if "error" in document:
         raise DsagentError(str(document["error"]), exit_code=int(document.get("exit_code", 1)))
     return document["answer"]

@@ -103,7 +103,7 @@ class Ledger:
         """`place`: what errors call it."""
         self._place = place
         self._keep_ns = keep_ns
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes  # may be set at any time; holds from the next `add` or `expire`
         self._entries: deque[Entry] = deque()
         self._bytes = 0
         self.evicted = 0  # given up for memory, not for age
@@ -114,7 +114,10 @@ class Ledger:
         self._entries.append(entry)
         self._bytes += entry.nbytes
         self.total += 1
-        while self._bytes > self._max_bytes:
+        self._fit()
+
+    def _fit(self) -> None:
+        while self._entries and self._bytes > self.max_bytes:
             self._drop_oldest()
             self.evicted += 1
 
@@ -136,6 +139,20 @@ class Ledger:
     def expire(self, now_ns: int) -> None:
         while self._entries and self._entries[0].ended_ns < now_ns - self._keep_ns:
             self._drop_oldest()
+        self._fit()
+
+    @property
+    def nbytes(self) -> int:
+        return self._bytes
+
+    def limit(self, max_bytes: int) -> None:
+        """Another bound, from now on."""
+        self.max_bytes = max_bytes
+        self._fit()
+
+    def recent(self, now_ns: int, last_ns: int) -> list[Entry]:
+        """What ended in that time, but for partial ones."""
+        return [e for e in self._entries if e.ended_ns >= now_ns - last_ns and not e.partial]
 
     def _drop_oldest(self) -> None:
         self._bytes -= self._entries.popleft().nbytes
@@ -181,9 +198,7 @@ class Ledger:
     def why(self, *, now_ns: int, last_ns: int) -> dict[str, Any]:
         """Where the time of all requests went that ended in the last `last_ns`; partial ones,
         which began before the agent attached, are left out."""
-        return summarise(
-            [e for e in self._entries if e.ended_ns >= now_ns - last_ns and not e.partial]
-        )
+        return summarise(self.recent(now_ns, last_ns))
 
     def showpieces(self) -> list[dict[str, Any]]:
         """The slowest request, and the one most delayed by others if that is another one."""

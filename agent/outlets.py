@@ -19,7 +19,7 @@ from dsagent.agent.sampling import Sampler
 from dsagent.agent.settings import parse_address
 from dsagent.agent.sinks.base import Explained, Sink, SinkStatus
 from dsagent.agent.sinks.otlp_config import otlp_config, remote_write_endpoint
-from dsagent.agent.slo import Limits, load_slo
+from dsagent.agent.slo import Limits, SloFile, load_slo
 from dsagent.agent.slo_metrics import SloFigures
 
 if TYPE_CHECKING:
@@ -101,9 +101,12 @@ class Judged:
     """What decides over requests, one for all sinks: limits, objectives, which are kept. It may
     outlive an attachment, so that objectives do not begin anew with every restart of an engine."""
 
-    def __init__(self, options: OutletOptions, tell: Callable[[str], None]) -> None:
-        """Raises DsagentError. `tell`: what alerts say, for people."""
-        self.slo = None if options.slo is None else load_slo(options.slo)
+    def __init__(
+        self, options: OutletOptions, tell: Callable[[str], None], slo: SloFile | None = None
+    ) -> None:
+        """`tell`: what alerts say, for people. `slo`: what the file said, if it has been read.
+        Raises DsagentError."""
+        self.slo = load_slo(options.slo) if slo is None and options.slo is not None else slo
         self.limits = Limits() if self.slo is None else self.slo.limits
         # One for all: a request is kept by every sink or by none.
         self.sampler = Sampler(

@@ -303,7 +303,7 @@ def summary(document: Document) -> RenderableType:
         sources(document),
     ]
     if document["sinks"]:
-        pieces += [Text(), _sinks(document["sinks"])]
+        pieces += [Text(), sinks(document["sinks"])]
     return Group(*pieces, *_anomalies(document))
 
 
@@ -339,7 +339,7 @@ def cost_line(overhead: Document) -> str:
     )
 
 
-def _sinks(statuses: Sequence[Document]) -> Table:
+def sinks(statuses: Sequence[Document]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, pad_edge=False)
     table.add_column("sink", no_wrap=True)
     for figure in ("sent", "acknowledged", "failed", "dropped"):

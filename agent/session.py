@@ -372,6 +372,20 @@ class Session:
             self._overhead.see_displacement(kernel.runs)
             (self._accountant.source_on if kernel.runs else self._accountant.source_off)("kernel")
 
+    def look_into_kernel(self, why_not: str | None) -> None:
+        """In the session's own thread only. From now on, or not for that reason; never against
+        what the budget allows."""
+        kernel, now_ns = self._feeds.feed("kernel"), time.monotonic_ns()
+        if kernel.runs and why_not is not None:
+            self._feeds.kernel_off(why_not)
+            self._accountant.looks_at_all_but(now_ns, ("kernel",))
+        elif not kernel.runs and why_not is None and self._stepping.look_again():
+            self._accountant.looks_at_all_but(now_ns, self._stepping.not_looked_at)
+        else:
+            return
+        self._overhead.see_displacement(kernel.runs)
+        (self._accountant.source_on if kernel.runs else self._accountant.source_off)("kernel")
+
     def _settle(self) -> None:
         """The last readings: the facts that ended requests still wait for come within half a
         second, or are done without."""

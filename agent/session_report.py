@@ -109,11 +109,13 @@ def engine_status(
 def agent_status(mode: str) -> dict[str, Any]:
     """What the document of `status` says of the agent itself. `mode`: attach or sidecar."""
     stat = procfs.read_stat(os.getpid())
+    now_unix_ns = time.time_ns()
     age_ns = round(procfs.age_s(stat.start_ticks) * 1e9)
     return {
         "mode": mode,
         "pid": os.getpid(),
-        "since_unix_ns": time.time_ns() - age_ns,
+        "since_unix_ns": now_unix_ns - age_ns,
+        "now_unix_ns": now_unix_ns,
         "cpu_ns": time.process_time_ns(),
         "rss_bytes": stat.rss_bytes,
     }

@@ -13,6 +13,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -26,6 +27,7 @@ from dsagent.agent.files import read_named
 
 DEFAULT_FILE = Path("/etc/dsagent/dsagent.toml")
 ENV_PREFIX = "DSAGENT"
+TABLES = ("sidecar",)  # of one command each; all other settings are single values
 MAX_SECONDS = 1e9
 MAX_BYTES = 1 << 60
 PROMETHEUS_DEFAULT = ports.on_loopback(ports.METRICS)
@@ -95,6 +97,25 @@ def option_names(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(_options(function))
 
 
+@dataclass(frozen=True, slots=True)
+class File:
+    """The settings file that was `named`, or the default one, and the keys that may stand in it."""
+
+    named: str | None
+    known: frozenset[str] = frozenset()
+
+    @property
+    def path(self) -> Path | None:
+        """None where none was named and the default one is not there."""
+        if self.named is not None:
+            return Path(self.named)
+        return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
+
+    def load(self) -> Mapping[str, Any]:
+        """As it is now, tables too. Raises DsagentError (exit 2)."""
+        return load(self.named, self.known)
+
+
 def load(named: str | None, known: Iterable[str]) -> Mapping[str, Any]:
     """The file's settings. Raises DsagentError (exit 2): not there, not TOML, an unknown key."""
     import tomllib
@@ -111,6 +132,8 @@ def load(named: str | None, known: Iterable[str]) -> Mapping[str, Any]:
         raise DsagentError(f"{path} is not TOML: {error}", exit_code=USAGE) from error
     names = sorted(known)
     for key, value in values.items():
+        if key in TABLES and isinstance(value, dict):
+            continue  # checked by who reads it
         if key not in names:
             near = get_close_matches(key, names, n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(names)}"

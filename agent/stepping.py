@@ -28,6 +28,15 @@ class Stepping:
             return ("kernel",)
         return tuple(sorted(probes_of(self._asked) - probes_of(level)))
 
+    def look_again(self) -> bool:
+        """Somebody else had switched the kernel source off; whether it runs again. It does not
+        where it was off by the budget, or was never wanted."""
+        level = self._budget.level
+        if level == "off":
+            return False
+        self._look_at(level, "")
+        return self._feeds.feed("kernel").runs
+
     def judge(self, window: Window, now_ns: int) -> tuple[Action, list[Event]]:
         """After each window of the overhead meter."""
         kernel = self._feeds.feed("kernel")

@@ -79,6 +79,7 @@ def _ask(request: str | None, last: str | None, by: By, pid: int | None) -> dict
         "id": request,
         "last_ns": KEEP_NS if last is None else parse_duration_ns(last),
         "by": by,
+        "pid": pid,
     }
     agent = control.choose(pid)
     deadline_s = time.monotonic() + PATIENCE_S

@@ -36,7 +36,7 @@ def why(
 
     last_ns = parse_duration_ns(last)
     if recording is None:
-        document = control.ask(control.choose(pid), {"op": "why", "last_ns": last_ns})
+        document = control.ask(control.choose(pid), {"op": "why", "last_ns": last_ns, "pid": pid})
     else:
         from dsagent.agent.sinks.reader import read_accounts
 

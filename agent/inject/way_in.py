@@ -155,7 +155,7 @@ def end_agent(found: Sequence[Process]) -> bool:
     not end, or is somebody else's."""
     for process in found:
         if control.owner(process.pid) is not None:
-            _end(process.pid)
+            _end(process.pid, process.pid)
             return True
     return False
 
@@ -164,27 +164,36 @@ def end_agent_of(pid: int) -> bool:
     """Ends the agent that watches the server of `pid`, whatever serves there, if one does. Raises
     as `end_agent` does."""
     try:
-        target = control.choose(pid)
+        name = control.choose(pid)
     except control.Unreachable:
         raise
     except DsagentError:  # nobody watches it
         return False
-    _end(target)
+    try:
+        _end(name, pid)
+    except DsagentError as error:
+        if name == control.SIDECAR and error.exit_code == USAGE:  # it does not watch that one
+            return False
+        raise
     return True
 
 
-def _end(pid: int) -> None:
+def _end(name: control.Name, pid: int) -> None:
+    """A sidecar ends its watch over that server only, and leaves it alone."""
     why = "it goes on"
+    target = name
     try:
-        control.ask(pid, {"op": "detach"})
+        target = control.ask(name, {"op": "detach", "pid": pid}).get("pid", name)
     except control.Unreachable:
         raise
     except DsagentError as error:  # it may have hung up, as it ends
+        if name == control.SIDECAR:
+            raise
         why = str(error)
     deadline = time.monotonic() + _AGENT_ENDS_S
-    while control.owner(pid) is not None:
+    while control.owner(target) is not None:
         if time.monotonic() > deadline:
-            raise DsagentError(f"the agent attached to {pid} does not end: {why}")
+            raise DsagentError(f"the agent attached to {target} does not end: {why}")
         time.sleep(0.02)
 
 

@@ -251,7 +251,7 @@ def test_choosing_among_the_running(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     owners = {20: 0, 30: 0, 40: 4711, 50: None}
 
     def choose(pid: int | None) -> int:
-        return control.choose(pid, tmp_path, owners.get)
+        return control.choose(pid, tmp_path, owner_of=owners.get)
 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     unix_table(tmp_path)

@@ -69,7 +69,7 @@ def test_it_is_in_the_summary_and_in_the_metrics() -> None:
         ("logs", 5),
     ]
     console = Console(file=io.StringIO(), width=120)
-    console.print(render._sinks([document]))
+    console.print(render.sinks([document]))
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     assert "refused 3, queue_full 1, 9 wait: http://there: answered 400" in shown

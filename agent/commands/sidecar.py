@@ -1,0 +1,205 @@
+"""`dsagent sidecar`: watches every engine of a pod, for as long as the pod lives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from dsagent.agent import ports
+from dsagent.agent.probes import Tier
+from dsagent.agent.settings import named_path, option, size_bytes
+
+if TYPE_CHECKING:
+    from dsagent.agent.sidecar.options import SidecarOptions
+    from dsagent.agent.sidecar.reader import Start
+
+
+def _size_or_none(value: int | None) -> int | None:
+    return None if value is None else size_bytes(value)
+
+
+def sidecar(
+    context: typer.Context,
+    match: Annotated[
+        str | None,
+        option(
+            metavar="REGEX",
+            help="Only servers whose command line holds this, rings or not; without it every "
+            "engine with rings, and the servers known by name from outside.",
+        ),
+    ] = None,
+    max_engines: Annotated[
+        int, option(metavar="N", min=1, max=64, help="At most so many at once.")
+    ] = 8,
+    max_memory: Annotated[
+        int | None,
+        option(
+            metavar="BYTES",
+            min=32 << 20,
+            callback=_size_or_none,
+            help="Keep less, and look at less, before using this much; its container's own limit "
+            "is kept too.",
+        ),
+    ] = None,
+    listen: Annotated[
+        str,
+        option(
+            metavar="HOST:PORT|no",
+            help="Answer /metrics, /healthz and /readyz there.",
+        ),
+    ] = ports.on_loopback(ports.METRICS),
+    listen_token_file: Annotated[
+        Path | None,
+        option(metavar="FILE", parser=named_path, help="Answer only who sends a token in it."),
+    ] = None,
+    listen_tls_cert: Annotated[
+        Path | None,
+        option(metavar="FILE", parser=named_path, help="Speak TLS with this certificate chain."),
+    ] = None,
+    listen_tls_key: Annotated[
+        Path | None, option(metavar="FILE", parser=named_path, help="Its private key, both PEM.")
+    ] = None,
+    listen_open: Annotated[
+        bool,
+        option(
+            "--listen-open", help="Listen beyond loopback without a token: something guards it."
+        ),
+    ] = False,
+    record: Annotated[
+        Path | None,
+        option(metavar="DIR", parser=named_path, help="Write recordings below this folder."),
+    ] = None,
+    record_max_bytes: Annotated[
+        int,
+        option(
+            metavar="BYTES",
+            min=1 << 20,
+            callback=size_bytes,
+            help="Of all engines together; the oldest goes beyond this.",
+        ),
+    ] = 512 << 20,
+    slo: Annotated[
+        Path | None,
+        option(metavar="FILE", parser=named_path, help="Latency limits; none without it."),
+    ] = None,
+    step_spans: Annotated[
+        Literal["worst", "all"],
+        option(metavar="worst|all", help="Steps that become spans of a request's trace."),
+    ] = "worst",
+    otlp_endpoint: Annotated[
+        str | None,
+        option(metavar="URL", help="Send traces, metrics and logs there by OTLP."),
+    ] = None,
+    otlp_protocol: Annotated[
+        Literal["http/protobuf", "grpc"] | None,
+        option(metavar="http/protobuf|grpc", help="How to send it."),
+    ] = None,
+    otlp_queue: Annotated[
+        Path | None,
+        option(metavar="DIR", parser=named_path, help="Keep there what could not be sent yet."),
+    ] = None,
+    otlp_queue_max_bytes: Annotated[
+        int,
+        option(
+            metavar="BYTES",
+            min=1 << 20,
+            callback=size_bytes,
+            help="Of each kind (traces, metrics, logs), of all engines together.",
+        ),
+    ] = 256 << 20,
+    unmasked: Annotated[
+        bool, option("--unmasked", help="Let personal data in logs and error texts go out.")
+    ] = False,
+    sample_rate: Annotated[
+        str | None,
+        option(metavar="PERCENT", help="Of what nothing else decides, export so many."),
+    ] = None,
+    override_sampled_0: Annotated[
+        bool,
+        option("--override-sampled-0", help="Export violators though their caller said not to."),
+    ] = False,
+    remote_write: Annotated[
+        str | None, option(metavar="URL", help="Push metrics to Prometheus there.")
+    ] = None,
+    max_overhead: Annotated[
+        str, option(metavar="PERCENT", help="Look at less where watching costs more.")
+    ] = "1%",
+    tier: Annotated[
+        Tier, option(metavar="core|default|full", help="How much to look at in the kernel.")
+    ] = "default",
+    without: Annotated[
+        str | None,
+        option(metavar="SOURCES", help="Leave out kernel, proc, stall or nvml; several by commas."),
+    ] = None,
+    json: Annotated[bool, option("--json", help="Log as one JSON document a line.")] = False,
+) -> None:
+    """Watch every engine of this pid namespace, until told to stop.
+
+    Engines are found as they start, and followed through restarts. Whatever
+    is missing or wrong, it says so, waits and tries again; it ends only with
+    Ctrl-C or SIGTERM. SIGHUP reads the settings file again. `dsagent status`,
+    `explain` and `why` ask it.
+
+    \b
+    Examples:
+      dsagent sidecar
+      dsagent sidecar --config /etc/dsagent/dsagent.toml --json
+      dsagent sidecar --match 'my-server --port 8000' --listen 0.0.0.0:9464 --listen-token-file t
+    """
+    from dsagent.agent import settings
+    from dsagent.agent.feeds import DISPENSABLE
+    from dsagent.agent.listening import ListenOptions
+    from dsagent.agent.outlets import OutletOptions
+    from dsagent.agent.sidecar.options import AttachOptions, SidecarOptions, pattern
+    from dsagent.agent.sidecar.reader import Reading, Start
+
+    outlets = OutletOptions(
+        record=record,
+        record_max_bytes=record_max_bytes,
+        slo=slo,
+        step_spans=step_spans,
+        otlp_endpoint=otlp_endpoint,
+        otlp_protocol=otlp_protocol,
+        otlp_queue=otlp_queue,
+        otlp_queue_max_bytes=otlp_queue_max_bytes,
+        masked=not unmasked,
+        sample_rate=None if sample_rate is None else settings.parse_percent(sample_rate, least=0.0),
+        override_sampled_0=override_sampled_0,
+        remote_write=remote_write,
+    )
+    options = SidecarOptions(
+        attach=AttachOptions(
+            outlets=outlets,
+            max_overhead_ratio=settings.parse_percent(max_overhead),
+            tier=tier,
+            without=settings.parse_names(without, DISPENSABLE),
+        ),
+        match=pattern(match),
+        max_engines=max_engines,
+        max_memory_bytes=max_memory,
+        listen=settings.listen_address(listen),
+        guarded_by=ListenOptions(listen_token_file, listen_tls_cert, listen_tls_key, listen_open),
+        as_json=json,
+    )
+    if isinstance(context.obj, Reading):  # the settings are read, again
+        context.obj.options = options
+        return
+    assert isinstance(context.obj, Start)
+    _run(context, context.obj, options)
+
+
+def _run(context: typer.Context, start: Start, options: SidecarOptions) -> None:
+    import signal
+
+    from dsagent.agent import terminal
+    from dsagent.agent.sidecar.log import Log
+    from dsagent.agent.sidecar.loop import Sidecar
+    from dsagent.agent.sidecar.reader import SettingsReader, parser_of
+
+    reader = SettingsReader(start.file, parser_of(context, start.arguments))
+    running = Sidecar(reader, options, Log(as_json=options.as_json))
+    signal.signal(signal.SIGHUP, lambda _signum, _frame: running.reload())
+    with terminal.stopping_on_signals(running.stop):
+        running.run()
