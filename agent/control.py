@@ -38,6 +38,7 @@ Handler = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 _LISTENING = 0x10000  # __SO_ACCEPTCON in the flags of /proc/net/unix
 _NAME = re.compile(r"@dsagent/(\d{1,10})$")
+_FLAGS = re.compile(r"[0-9A-F]{8}")
 
 SIDECAR: Literal["sidecar"] = "sidecar"
 Name = int | Literal["sidecar"]  # whom to ask: the agent of one target, or the sidecar
@@ -207,7 +208,8 @@ def running(proc: Path = procfs.PROC) -> tuple[int, ...]:
     for line in procfs.read_bytes(proc / "net" / "unix").decode("utf-8", "replace").splitlines():
         fields = line.split()
         name = _NAME.fullmatch(fields[-1]) if len(fields) == 8 else None
-        if name and int(fields[3], 16) & _LISTENING:
+        # A socket's name may hold line breaks: whoever made it chose what stands in this line.
+        if name and _FLAGS.fullmatch(fields[3]) and int(fields[3], 16) & _LISTENING:
             found.add(int(name.group(1)))
     return tuple(sorted(found))
 
