@@ -9,7 +9,7 @@ from dsagent.agent import procfs
 from dsagent.agent.environment import environment
 from dsagent.agent.slo.file import DEFAULT_TENANT_HEADER
 
-VARIABLE = "DSAGENT_TENANT_HEADER"  # engine/api.py reads it too
+VARIABLE = "DSAGENT_TENANT_HEADER"  # engine/api.py and instrumentation/vllm_requests.py read it
 MAX_HEADER_CHARS = 64
 
 

@@ -41,6 +41,9 @@ class RequestWatch:
         self._exports_spans = False
         self._model = ""
         self._refused = 0
+        # The agent reads it in this process's environment, and compares it with its SLO file.
+        tenant_header = os.environ.get("DSAGENT_TENANT_HEADER", "X-Tenant-Id")
+        self._tenant_header = tenant_header.lower().encode("utf-8", "replace")
 
     def _make_ring(self) -> RingWriter:
         return RingWriter(
@@ -317,7 +320,7 @@ class RequestWatch:
                 parent_span_id=context.parent_span_id,
                 sampled=context.sampled,
                 operation=call.operation or "text_completion",
-                tenant=call.header(b"x-tenant-id"),
+                tenant=call.header(self._tenant_header),
                 external_id=call.header(b"x-request-id"),
                 pid=os.getpid(),
                 tid=threading.get_native_id(),

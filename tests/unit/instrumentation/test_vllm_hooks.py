@@ -488,6 +488,22 @@ def test_a_request_from_its_call_to_its_last_byte(requests: RequestWatch, read: 
     assert record.sent_ns >= (record.first_sent_ns or 0)
 
 
+def test_the_tenant_is_in_the_header_that_the_environment_names(
+    monkeypatch: pytest.MonkeyPatch, read: Any
+) -> None:
+    monkeypatch.setenv("DSAGENT_TENANT_HEADER", "X-Team")
+    watching = RequestWatch()
+    try:
+        front = FrontEnd(watching)
+        front.requests = [engine_request("cmpl-abc-0-1f2e3d4c", external_req_id="cmpl-abc-0")]
+        front.outputs = [[engine_output("cmpl-abc-0-1f2e3d4c", 1, finish_reason="length")]]
+        front.call(x_team=b"blue", x_tenant_id=b"green")
+        (record,) = closed(read(watching.ring))
+        assert record.tenant == "blue"
+    finally:
+        watching.close()
+
+
 def test_a_version_that_tells_nothing_of_the_cache_found_not_nothing_in_it(
     requests: RequestWatch, read: Any
 ) -> None:
