@@ -7,7 +7,7 @@ from grafana_foundation_sdk.builders import dashboard
 from dsagent.agent import catalog
 from dsagent.dashboards.board import start
 from dsagent.dashboards.panels import WHOLE, buckets, lines, query, rows
-from dsagent.dashboards.queries import by, heat, mean, quantile, rate
+from dsagent.dashboards.queries import by, heat, increase, mean, quantile, rate, series
 
 HOW_TO_READ = """\
 A step is one iteration of the engine's loop: one batch, one forward pass; every token of a \
@@ -23,6 +23,7 @@ def board() -> dashboard.Dashboard:
     _durations(made)
     _sizes(made)
     _loop(made)
+    _anomalies(made)
     return made
 
 
@@ -112,5 +113,25 @@ def _loop(made: dashboard.Dashboard) -> None:
             "Tokens computed per second, by phase.",
             query(by("phase", rate(catalog.STEP_TOKENS)), "{{phase}}"),
             stacked=True,
+        )
+    )
+
+
+def _anomalies(made: dashboard.Dashboard) -> None:
+    made.with_row(dashboard.Row("Longer than usual"))
+    made.with_panel(
+        lines(
+            "Anomalies by feature",
+            "short",
+            catalog.ANOMALY_FINDINGS.description,
+            query(by("kind, feature", increase(catalog.ANOMALY_FINDINGS)), "{{kind}}: {{feature}}"),
+        )
+    )
+    made.with_panel(
+        lines(
+            "Anomalies that last",
+            "short",
+            "1 while a feature of steps, or of requests, stays above what is usual.",
+            query(by("kind", series(catalog.ANOMALY_ACTIVE), "max"), "{{kind}}"),
         )
     )

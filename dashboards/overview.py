@@ -160,6 +160,24 @@ def _objectives(made: dashboard.Dashboard) -> None:
             stacked=True,
         )
     )
+    of_circuit = "{{cache_name}}: {{action}}"
+    made.with_panel(
+        lines(
+            "Hit rate that the cache alerts judge",
+            "percentunit",
+            catalog.CACHE_HIT_RATIO.description,
+            query(by("cache_name, action", series(catalog.CACHE_HIT_RATIO), "min"), of_circuit),
+            most=1,
+        )
+    )
+    made.with_panel(
+        lines(
+            "Open circuits of the cache alerts",
+            "short",
+            catalog.CACHE_CIRCUIT.description,
+            query(by("cache_name, action", series(catalog.CACHE_CIRCUIT), "max"), of_circuit),
+        )
+    )
 
 
 def _limits(made: dashboard.Dashboard) -> None:

@@ -94,6 +94,7 @@ def _sources(made: dashboard.Dashboard) -> None:
                 query(by("event", rate(catalog.EVENTS)), "{{event}}"),
                 query(f"sum({rate(catalog.SAMPLES_UNKNOWN)})", "unknown samples"),
                 query(f"sum({rate(catalog.SERIES_OVERFLOWED)})", "labels beyond the budget"),
+                query(f"sum({rate(catalog.KERNEL_DELAYS_DROPPED)})", "kernel delays given up"),
             ],
         ),
     ):

@@ -24,6 +24,7 @@ _WHEN = (
         (catalog.KV_BLOCKS_USED, catalog.KV_BLOCKS_LIMIT),
         "the engine does not tell of its KV blocks",
     ),
+    (catalog.ANOMALY_METRICS, "the agent does not watch for anomalies (--anomalies)"),
     (_LEDGER, "the agent has no sink that keeps a ledger (--otlp-endpoint)"),
 )
 # Made by a server of itself, where there is something to tell.

@@ -38,6 +38,7 @@ EXPECTED = (
     "no request was judged yet",
     "the SLO file has no cache alert, or nothing was looked up",
     "the agent has no sink that keeps a ledger",
+    "the agent does not watch for anomalies",
     "the server makes it, where there is something to tell",
     "its rules have not been evaluated yet",
 )
