@@ -1,13 +1,14 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-vllm test-vllm-nightly setup-vllm check bench accuracy bpf fuzz-nightly clean
+.PHONY: help setup demo demo-stack test test-vllm test-vllm-nightly setup-vllm check bench accuracy bpf fuzz-nightly clean
 
 PY := .venv/bin/python
 
 help:
 	@echo 'make setup   all that is needed, on a bare Debian 12, into .venv (as root: packages too)'
 	@echo 'make demo    serve a real model, attach to it, explain its slowest request'
+	@echo 'make demo-stack  the demo beside Prometheus and Alertmanager: a violation, told by both (4 min)'
 	@echo 'make test    set-up, checks and every test'
 	@echo 'make test-vllm  the tests against a real vLLM server, in an environment of its own (3.5 GB)'
 	@echo 'make test-vllm-nightly  those and more: DeepSeek, the names in other versions of vLLM'
@@ -23,6 +24,9 @@ setup:
 
 demo: setup
 	@.venv/bin/dsagent demo
+
+demo-stack: setup
+	@$(PY) scripts/demo_stack
 
 test:
 	@begun=$$(date +%s); bash scripts/setup.sh; exec $(PY) scripts/test.py --begun "$$begun"

@@ -82,9 +82,9 @@ def chat(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def long_text(rng: random.Random) -> dict[str, Any]:
-    """A text of about 400 tokens to be summed up; no two alike, so no cache helps."""
-    text = " ".join(rng.choice(_SENTENCES) for _ in range(24))
+def long_text(rng: random.Random, sentences: int = 24) -> dict[str, Any]:
+    """A text to be summed up, of about 17 tokens a sentence; no two alike, so no cache helps."""
+    text = " ".join(rng.choice(_SENTENCES) for _ in range(sentences))
     return {
         "messages": [{"role": "user", "content": f"Sum up in one sentence: {text}"}],
         "max_tokens": rng.randint(6, 10),
