@@ -186,6 +186,9 @@ class Engine:
         self._observer.step_started(self._step_id, start_ns)
         plan = self._scheduler.plan(start_ns)
         kv_blocks_used = self._kv.used
+        prefill_tokens = sum(work.tokens for work in plan.work if work.is_prefill)
+        decode_tokens = sum(work.tokens for work in plan.work) - prefill_tokens
+        self._observer.step_scheduled(prefill_tokens, decode_tokens)
         scheduled_ns = time.monotonic_ns()
         computed = self._compute(plan)
         shares = [
@@ -194,7 +197,6 @@ class Engine:
         ]
         self._hand_out()
         end_ns = time.monotonic_ns()
-        prefill_tokens = sum(work.tokens for work in plan.work if work.is_prefill)
         report = StepReport(
             step_id=self._step_id,
             start_ns=start_ns,
@@ -205,7 +207,7 @@ class Engine:
             sample_ns=computed.sampled_ns - computed.forwarded_ns,
             output_ns=end_ns - computed.sampled_ns,
             prefill_tokens=prefill_tokens,
-            decode_tokens=sum(work.tokens for work in plan.work) - prefill_tokens,
+            decode_tokens=decode_tokens,
             waiting=plan.waiting,
             running=plan.running,
             preempted=plan.preempted,

@@ -97,6 +97,9 @@ class StepObserver:
     def step_started(self, step_id: int, start_ns: int) -> None:
         """Loop: a step begins; called before scheduling. `step_id` starts at 1."""
 
+    def step_scheduled(self, prefill_tokens: int, decode_tokens: int) -> None:
+        """Loop: what the step begun will compute is known, and is computed next."""
+
     def step_finished(self, step: StepReport) -> None:
         """Loop: the step's tokens have been handed out."""
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Concatenate, ParamSpec, Protocol
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from dsagent.engine.observe import RequestLife, StepObserver, StepReport
 from dsagent.instrumentation import layout
@@ -26,6 +26,15 @@ _MAX_OPEN = 65_536  # requests remembered between opening and closing
 _RING_WAIT_S = 5.0  # for the loop's first sign of life
 
 P = ParamSpec("P")
+O = TypeVar("O", bound="ReferenceObserver")  # noqa: E741 - an observer
+
+
+class PhaseTeller(Protocol):
+    """Wants to know which phase the calling thread is in."""
+
+    def enter(self, phase: str) -> None: ...
+
+    def stop(self, deadline_s: float) -> None: ...
 
 
 class Exporter(Protocol):
@@ -41,16 +50,16 @@ class Exporter(Protocol):
 def _kept_from_the_engine(
     role: Role,
 ) -> Callable[
-    [Callable[Concatenate[ReferenceObserver, P], None]],
-    Callable[Concatenate[ReferenceObserver, P], None],
+    [Callable[Concatenate[O, P], None]],
+    Callable[Concatenate[O, P], None],
 ]:
     """Whatever goes wrong in the method is counted in that role's ring, and goes no further."""
 
     def decorate(
-        method: Callable[Concatenate[ReferenceObserver, P], None],
-    ) -> Callable[Concatenate[ReferenceObserver, P], None]:
+        method: Callable[Concatenate[O, P], None],
+    ) -> Callable[Concatenate[O, P], None]:
         @functools.wraps(method)
-        def guarded(self: ReferenceObserver, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        def guarded(self: O, /, *args: P.args, **kwargs: P.kwargs) -> None:
             try:
                 method(self, *args, **kwargs)
             except Exception:  # noqa: BLE001  telemetry must not fail into the engine
@@ -165,6 +174,32 @@ class ReferenceObserver(StepObserver):
             self._exporter.stop(deadline_s=5.0)
 
 
+class ProfiledObserver(ReferenceObserver):
+    """Also tells a profiler the phase of each step. Who is not profiled does not pay for it."""
+
+    def __init__(
+        self, profiler: PhaseTeller, *, engine_id: int, exporter: Exporter | None = None
+    ) -> None:
+        super().__init__(engine_id=engine_id, exporter=exporter)
+        self._profiler = profiler
+
+    @_kept_from_the_engine(Role.SCHEDULER)
+    def _enter(self, phase: str) -> None:
+        self._profiler.enter(phase)
+
+    def step_scheduled(self, prefill_tokens: int, decode_tokens: int) -> None:
+        both = "mixed" if decode_tokens else "prefill"
+        self._enter(both if prefill_tokens else "decode")
+
+    def idle(self) -> None:
+        self._enter("idle")
+        super().idle()
+
+    def close(self) -> None:
+        super().close()
+        self._profiler.stop(deadline_s=5.0)
+
+
 def closed_record(life: RequestLife, context: TraceContext, *, exported: bool) -> RequestRecord:
     """The whole of a request that has ended, as this thread, the front end's, knows it."""
     sent_ns = life.sent_ns or life.finished_ns or time.monotonic_ns()
@@ -215,6 +250,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default="none",
         help="sdk: also export spans from this process, over OTLP; OTEL_* apply (none)",
     )
+    parser.add_argument(
+        "--pyroscope",
+        metavar="URL",
+        help="profile this process by phase, and push that to Pyroscope there",
+    )
     limits = parser.add_argument_group("engine")
     limits.add_argument("--max-num-seqs", type=int, help="sequences running at once")
     limits.add_argument("--max-num-batched-tokens", type=int, help="tokens computed in one step")
@@ -239,6 +279,21 @@ _CONFIG_FLAGS = (
     "threads",
     "enable_prefix_cache",
 )
+
+
+def _observer(
+    pyroscope: str | None, engine_id: int, exporter: Exporter | None
+) -> ReferenceObserver:
+    """Raises ImportError or ValueError with a line for people."""
+    if pyroscope is None:
+        return ReferenceObserver(engine_id=engine_id, exporter=exporter)
+    try:
+        from dsagent.instrumentation.profiled import Profiler
+    except ImportError as error:
+        raise ImportError(
+            f"--pyroscope needs Pyroscope's client ({error}): pip install 'dsagent[profile]'"
+        ) from error
+    return ProfiledObserver(Profiler(pyroscope), engine_id=engine_id, exporter=exporter)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -266,7 +321,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 file=sys.stderr,
             )
             return 2
-    observer = ReferenceObserver(engine_id=engine_id, exporter=exporter)
+    try:
+        observer = _observer(arguments.pyroscope, engine_id, exporter)
+    except (ImportError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
     def announce(url: str) -> None:
         observer.watching.wait(_RING_WAIT_S)

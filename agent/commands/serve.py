@@ -21,6 +21,10 @@ def serve(
         Literal["none", "sdk"],
         option(metavar="none|sdk", help="sdk: emit spans in the engine's own process too."),
     ] = "none",
+    pyroscope: Annotated[
+        str | None,
+        option(metavar="URL", help="Profile the engine by phase, pushed to Pyroscope there."),
+    ] = None,
     max_num_seqs: Annotated[
         int | None, option(metavar="N", min=1, help="Requests in one batch at most.")
     ] = None,
@@ -50,6 +54,7 @@ def serve(
     """
     arguments = ["--model", model, "--host", host, "--port", str(port), "--spans", spans]
     for flag, value in (
+        ("--pyroscope", pyroscope),
         ("--max-num-seqs", max_num_seqs),
         ("--max-num-batched-tokens", max_num_batched_tokens),
         ("--num-kv-blocks", num_kv_blocks),

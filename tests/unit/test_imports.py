@@ -34,6 +34,7 @@ ALSO_ALLOWED = {
 # The base distribution has no dependencies, and these modules are in it.
 FOREIGN_IN_INSTRUMENTATION = {
     "instrumentation.sdk": ("opentelemetry",),
+    "instrumentation.profiled": ("pyroscope",),
     "instrumentation.vllm": ("vllm",),
 }
 NEVER_IN_AGENT = ("torch", "vllm", "transformers")
