@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from dsagent.agent.account import Account
 from dsagent.agent.facts import Event
 from dsagent.agent.masking import mask
+from dsagent.agent.procfs import escape
 from dsagent.agent.sampling import Decision
 from dsagent.agent.slo.alert import Alert, alert_line
 from dsagent.agent.wording import because, ms
@@ -27,6 +28,7 @@ FAILED_REQUEST = "dsagent.request.failed"
 TRACE_IDS = "dsagent.trace_ids"
 MAX_OPEN = 4096
 MAX_TRACE_IDS = 16
+MAX_BODY_CHARS = 2000
 
 # Of the others WARN: an event is something rare that somebody should know.
 _SEVERITIES = {
@@ -64,6 +66,10 @@ class LogLines:
         self._mask: Callable[[str], str] = mask if masked else str
         self._open: OrderedDict[int, RequestOpen] = OrderedDict()
 
+    def _body(self, text: str) -> str:
+        """What others named themselves stands in it: one line, whatever shows it."""
+        return escape(self._mask(text), limit=MAX_BODY_CHARS)
+
     def opened(self, requests: Iterable[RequestOpen]) -> None:
         for request in requests:
             self._open[request.request_key] = request
@@ -92,7 +98,7 @@ class LogLines:
             event.mono_ns,
             _SEVERITIES.get(event.name, WARN),
             f"dsagent.{event.name}",
-            self._mask(event.message),
+            self._body(event.message),
             attributes,
             trace_id,
             None if only is None else only.span_id,
@@ -146,7 +152,7 @@ class LogLines:
             record.sent_ns,
             ERROR if is_failed else WARN,
             FAILED_REQUEST if is_failed else SLOW_REQUEST,
-            self._mask(f"{took}. {because(account.to_json())}"),
+            self._body(f"{took}. {because(account.to_json())}"),
             attributes,
             record.trace_id,
             record.span_id,

@@ -75,7 +75,8 @@ def read_runs(directory: str | Path, *, tell: Callable[[str], None] = tell) -> I
     runs = [run for run in read_meta(folder)["runs"] if _has_written(run)]
     segments = closed_segments(folder)
     firsts = [run["first_segment"] for run in runs]
-    for run, first, end in zip(runs, firsts, [*firsts[1:], 1 << 62], strict=True):
+    ends = [*firsts[1:], 1 << 62][: len(firsts)]
+    for run, first, end in zip(runs, firsts, ends, strict=True):
         mine = [files for number, files in sorted(segments.items()) if first <= number < end]
         yield Run(run["attached_ns"], _polls(mine, tell))
 

@@ -83,9 +83,11 @@ def read_throttled_s(pid: int, proc: Path = PROC, sys: Path = Path("/sys")) -> f
         controllers, _, path = rest.partition(":")
         if controllers and "cpu" not in controllers.split(","):
             continue
+        if "\0" in path or ".." in path.split("/"):  # outside of what we see of the cgroups
+            continue
         folder = sys / "fs/cgroup" / controllers / path.lstrip("/")
         try:
-            text = procfs.read_bytes(folder / "cpu.stat").decode()
+            text = procfs.read_bytes(folder / "cpu.stat").decode("utf-8", "replace")
         except (ProcessGone, OSError):  # OSError: not ours to read, or removed while it was read
             continue
         if found := re.search(r"^throttled_usec (\d+)$", text, re.MULTILINE):
