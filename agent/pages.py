@@ -108,7 +108,11 @@ class PageServer(ThreadingHTTPServer):
         TCPServer.server_bind(self)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        accepted, client_address = super().get_request()
+        try:
+            accepted, client_address = super().get_request()
+        except OSError:  # it hung up before we got to it, or there are no descriptors left:
+            time.sleep(0.05)  # then it is still there, and asking at once would spin
+            raise
         context = self.guard.context()
         if context is None:
             return accepted, client_address

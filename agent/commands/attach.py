@@ -184,7 +184,7 @@ def attach(
       dsagent attach 4242 --duration 60 --json
       dsagent attach 4242 --instrument inject
     """
-    from dsagent.agent import settings, terminal
+    from dsagent.agent import descriptors, settings, terminal
     from dsagent.agent.anomalies.make import make_watch
     from dsagent.agent.cardinality import MAX_SERIES, estimate
     from dsagent.agent.feeds import DISPENSABLE
@@ -210,6 +210,7 @@ def attach(
             "--otlp-receive-grpc": received_grpc_at,
         },
     )
+    descriptors.make_room()
     progress = terminal.Progress()
     rate = None if sample_rate is None else settings.parse_percent(sample_rate, least=0.0)
     if instrument == "inject":
