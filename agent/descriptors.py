@@ -1,4 +1,4 @@
-"""How many files may be open at once: enough of them before the agent begins, not half way through."""
+"""How many files may be open at once: enough before the agent begins, not too few half-way."""
 
 from __future__ import annotations
 
