@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -52,6 +53,7 @@ class Metric:
         return f"{family}_total" if self.kind == "counter" else family
 
 
+@functools.lru_cache(maxsize=1024)  # of the catalogue's names; a scrape asks for each many times
 def prometheus_label(attribute: str) -> str:
     """An attribute's name as a Prometheus label."""
     return re.sub(r"[^a-zA-Z0-9_]", "_", attribute)

@@ -28,24 +28,24 @@ def _family(family: Family, openmetrics: bool) -> Iterator[str]:
     yield f"# TYPE {name} {metric.kind}"
     if openmetrics and metric.prometheus_unit:
         yield f"# UNIT {name} {metric.prometheus_unit}"
+    series = metric.prometheus
     for number in family.numbers:
-        yield f"{metric.prometheus}{_labels(number.labels)} {_number(number.value)}"
+        yield f"{series}{_braced(_pairs(number.labels))} {_number(number.value)}"
     for point in family.histograms:
         yield from _histogram(metric, point, openmetrics)
 
 
 def _histogram(metric: Metric, point: HistogramPoint, openmetrics: bool) -> Iterator[str]:
-    total = 0
+    total, name, pairs = 0, metric.prometheus, _pairs(point.labels)
+    before = f"{pairs}," if pairs else ""
     for bound, count, exemplar in zip(
         (*point.bounds, math.inf), point.counts, point.exemplars, strict=True
     ):
         total += count
-        labels = _labels(point.labels, ("le", _number(bound)))
         tail = f" {_exemplar(exemplar)}" if openmetrics and exemplar is not None else ""
-        yield f"{metric.prometheus}_bucket{labels} {total}{tail}"
-    labels = _labels(point.labels)
-    yield f"{metric.prometheus}_sum{labels} {_number(point.sum)}"
-    yield f"{metric.prometheus}_count{labels} {total}"
+        yield f'{name}_bucket{{{before}le="{_number(bound)}"}} {total}{tail}'
+    yield f"{name}_sum{_braced(pairs)} {_number(point.sum)}"
+    yield f"{name}_count{_braced(pairs)} {total}"
 
 
 def _exemplar(exemplar: Exemplar) -> str:
@@ -53,9 +53,12 @@ def _exemplar(exemplar: Exemplar) -> str:
     return f"# {{{ids}}} {_number(exemplar.value)} {exemplar.unix_ns / 1e9:.3f}"
 
 
-def _labels(labels: Labels, *more: tuple[str, str]) -> str:
-    pairs = [f'{prometheus_label(name)}="{_escape(value)}"' for name, value in (*labels, *more)]
-    return f"{{{','.join(pairs)}}}" if pairs else ""
+def _pairs(labels: Labels) -> str:
+    return ",".join([f'{prometheus_label(name)}="{_escape(value)}"' for name, value in labels])
+
+
+def _braced(pairs: str) -> str:
+    return f"{{{pairs}}}" if pairs else ""
 
 
 def _escape(text: str) -> str:

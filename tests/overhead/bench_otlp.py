@@ -1,4 +1,5 @@
-"""OTLP: from records to bytes, beside the SDK's own path; memory with the back end hanging.
+"""OTLP: from records to bytes, beside the SDK's own path; memory with the back end hanging, that of
+remote-write too.
 
 A benchmark, not a test. Spans are those of requests (6 or 7 attributes, at most one link) and of
 engine steps with many links. The hour of load runs on a clock of its own; the back end takes
@@ -31,12 +32,14 @@ from otlp_load import hanging_back_end, resident_bytes, seconds_of_load
 
 from dsagent.agent.catalog import MODEL, REQUEST_CAUSE, TIME_TO_FIRST_TOKEN
 from dsagent.agent.series import Store
+from dsagent.agent.sinks.base import Sink
 from dsagent.agent.sinks.openmetrics import render
 from dsagent.agent.sinks.otlp import OtlpSink
-from dsagent.agent.sinks.otlp_config import otlp_config
+from dsagent.agent.sinks.otlp_config import otlp_config, remote_write_endpoint
 from dsagent.agent.sinks.otlp_delivery import QueueOptions
 from dsagent.agent.sinks.otlp_encode import items_body, metrics_request
 from dsagent.agent.sinks.otlp_span import span_bytes
+from dsagent.agent.sinks.remote_write import HEADERS, RemoteWriteSink
 from dsagent.agent.slo import Limits
 from dsagent.instrumentation.records import RequestRecord, Step
 from dsagent.instrumentation.spans import Span, request_link, request_spans, step_span
@@ -148,13 +151,24 @@ def milliseconds(call: Callable[[], object]) -> float:
     return statistics.median(costs) * 1e3
 
 
-def hour(queue: QueueOptions | None) -> dict[str, float | int]:
-    """What an hour of load leaves in memory when nothing can be delivered."""
+def by_otlp(port: int, queue: QueueOptions | None = None) -> Sink:
+    config = otlp_config({}, f"http://127.0.0.1:{port}")
+    assert config is not None
+    return OtlpSink(config, Limits(), queue=queue)
+
+
+def by_remote_write(port: int) -> Sink:
+    """It pushes by the real clock, as often as the one that hangs lets it."""
+    endpoint = remote_write_endpoint(f"http://127.0.0.1:{port}/api/v1/write", HEADERS)
+    return RemoteWriteSink(endpoint, Limits(), interval_s=0.05)
+
+
+def hour(make: Callable[[int], Sink]) -> dict[str, float | int]:
+    """What an hour of load leaves in memory when nothing can be delivered; `make` is given the
+    port of a back end that takes connections and never answers."""
     logging.disable()
     with hanging_back_end() as port:
-        config = otlp_config({}, f"http://127.0.0.1:{port}")
-        assert config is not None
-        sink = OtlpSink(config, Limits(), queue=queue)
+        sink = make(port)
         sink.start()
         at: dict[int, int] = {}
         for second, load in enumerate(seconds_of_load(HOUR_S), 1):
@@ -192,9 +206,11 @@ def main() -> int:
     store = series()
     scrape_ms = milliseconds(lambda: render(store.collect(), openmetrics=True))
     push_ms = milliseconds(lambda: push(store))
-    in_memory = hour(None)
+    in_memory = hour(by_otlp)
     with tempfile.TemporaryDirectory() as folder:
-        on_disk = hour(QueueOptions(Path(folder), 32 << 20))
+        queue = QueueOptions(Path(folder), 32 << 20)
+        on_disk = hour(lambda port: by_otlp(port, queue))
+    remote_write = hour(by_remote_write)
     if arguments.json:
         document = {
             "spans_per_second": {
@@ -203,7 +219,11 @@ def main() -> int:
             },
             "scrape_5000_series_ms": scrape_ms,
             "otlp_5000_series_ms": push_ms,
-            "hanging_hour": {"in_memory": in_memory, "on_disk": on_disk},
+            "hanging_hour": {
+                "in_memory": in_memory,
+                "on_disk": on_disk,
+                "remote_write": remote_write,
+            },
         }
         print(json.dumps({"otlp": document}))
         return 0
@@ -212,7 +232,11 @@ def main() -> int:
         print(f"  {name:<44}{ours:>10,.0f}{sdk:>10,.0f}")
     print(f"{SERIES} series as OpenMetrics text: {scrape_ms:.1f} ms; as OTLP: {push_ms:.1f} ms")
     print("an hour at 50 steps/s, batch 16, the back end hanging:")
-    for what, found in (("in memory", in_memory), ("queue on disk, 32 MiB", on_disk)):
+    for what, found in (
+        ("OTLP, in memory", in_memory),
+        ("OTLP, 32 MiB on disk", on_disk),
+        ("remote-write", remote_write),
+    ):
         memory = " ".join(f"{found[f'mb_after_{m}_min']:.0f}" for m in (20, 40, 60))
         print(
             f"  {what:<22} {memory} MB resident after 20, 40, 60 min; "
