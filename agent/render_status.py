@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +16,7 @@ from dsagent.agent.wording import percent
 
 Document = Mapping[str, Any]
 
+_WAYS = {"rings": "through its step rings", "outside": "seen from outside"}
 _STYLE = {"watching": "bold green", "attaching": "yellow", "ending": "yellow", "failed": "bold red"}
 
 
@@ -99,27 +101,24 @@ def _settings(settings: Document) -> Text:
 
 
 def _engine(engine: Document) -> list[RenderableType]:
-    head = Text()
-    if "engine" in engine:
-        head.append(f"{engine['engine']}  ", style="dim")
-    head.append(escape(engine["command"]), style="bold")
-    head.append(f" (pid {engine['pid']})  ", style="dim")
-    head.append(engine["state"], style=_STYLE.get(engine["state"], ""))
-    head.append(f"  {engine['kind']}, by {engine['way_in']}")
+    head = Text("● ", style=_STYLE.get(engine["state"], ""))
+    name = f"engine {engine['engine']}  " if "engine" in engine else ""
+    head.append(f"{name}{escape(engine['command'])}", style="bold default")
+    head.append(f" (pid {engine['pid']})  ", style="dim default")
+    head.append(engine["state"])
+    about = [f"{engine['kind']}, {_WAYS.get(engine['way_in'], engine['way_in'])}"]
     if engine.get("model"):
-        head.append(f", {escape(engine['model'])}")
+        about.append(f"model {escape(engine['model'])}")
     if engine.get("restarts"):
-        head.append(f", restarted {engine['restarts']} times")
-    pieces: list[RenderableType] = [head]
+        about.append(f"restarted {engine['restarts']} times")
+    below: list[RenderableType] = [Text(", ".join(about))]
     if engine["reason"]:
-        pieces.append(Text(escape(engine["reason"], 1000), style="yellow"))
-    if "sources" not in engine:
-        return pieces
-    pieces.append(_figures(engine))
-    pieces.append(sources(engine))
-    if engine["sinks"]:
-        pieces.append(sinks(engine["sinks"]))
-    return pieces
+        below.append(Text(escape(engine["reason"], 1000), style="yellow"))
+    if engine.get("sources"):
+        below += [_figures(engine), sources(engine)]
+        if engine["sinks"]:
+            below.append(sinks(engine["sinks"]))
+    return [head, Padding(Group(*below), (0, 0, 0, 2))]
 
 
 def _figures(engine: Document) -> Text:

@@ -148,15 +148,18 @@ class Session:
                     control.close()
                     self._feeds.stop()
                     self._outlets.stop(0.0)
-                    while not self._calls.empty():
-                        self._calls.get()()
+                    self._do_calls()
             finally:
                 os.close(pidfd)
 
     def _on_wake(self, _mask: int) -> None:
         self._waker.take()
-        while not self._calls.empty():
+        if not self._calls.empty():
             self._tick(time.monotonic_ns())
+            self._do_calls()
+
+    def _do_calls(self) -> None:
+        while not self._calls.empty():
             self._calls.get()()
 
     def _watch_target(self, selector: selectors.BaseSelector) -> int:
@@ -417,6 +420,7 @@ class Session:
         self._settle()
         self._overhead.update(time.monotonic_ns(), self._feeds.kernel_cost_ns(), self._hooks_ns())
         pss_bytes = procfs.own_pss_bytes()
+        self._do_calls()  # sinks may take their time to end
         self._feeds.stop()
         self._outlets.stop(SINK_DEADLINE_S)
         sinks = self._outlets.statuses()

@@ -75,6 +75,7 @@ class Engines:
             self._scanner.match = options.match
             self._scanner.forget()
         self._waiting.clear()
+        self._alone.clear()
         if before is not None and before.attach != options.attach:
             self._is_renewing = True
             for watch in self._watches.values():
@@ -157,7 +158,7 @@ class Engines:
             return
         try:
             self._attach(self._target(found, options), options)
-        except (DsagentError, ProcessGone) as error:
+        except (DsagentError, ProcessGone, OSError) as error:
             who = f"process {found.pid}"
             self._wait(found.pid, start_ticks, who, str(error), now_ns)
 
@@ -229,7 +230,7 @@ class Engines:
     def leave_alone(self, watch: Watch) -> None:
         """Until it ends: somebody wants to look at it, or take out what was put in."""
         self._alone.add(watch.key)
-        watch.stop()
+        watch.detach()
 
     def look_into_kernel(self, does: bool, why: str) -> None:
         self._kernel_why = None if does else why

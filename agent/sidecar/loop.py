@@ -10,13 +10,14 @@ import ctypes
 import gc
 import selectors
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 from dsagent.agent.control import SIDECAR, ControlServer
 from dsagent.agent.errors import DsagentError
+from dsagent.agent.guard import attempt
 from dsagent.agent.overhead import give_way
 from dsagent.agent.question import parse_question
 from dsagent.agent.series import Family
@@ -50,7 +51,7 @@ class Sidecar:
         self._settings_due = Backoff(most_ns=30 * SECOND_NS)
         self._pending_restart: tuple[str, ...] = ()
         self._loaded_unix_ns: int | None = None
-        self.reloads = self.refused = 0
+        self.reloads = self.refused = self.failures = 0
         self._books = Books()
         self._engines = Engines(self._books, log, self._wake)
         self._answers = Answers(lambda: self._engines.watches, self._books)
@@ -86,22 +87,31 @@ class Sidecar:
                 self._waker.fd, selectors.EVENT_READ, lambda _mask: self._waker.take()
             )
             give_way()
+            next_ns = time.monotonic_ns() + LOOK_NS
+            self._guarded(lambda: self._look(selector, time.monotonic_ns()))
             self._log.say("sidecar.started", f"looking for engines; settings: {self._source()}")
-            next_ns = time.monotonic_ns()
             try:
                 while not self._stopping:
                     now_ns = time.monotonic_ns()
                     if now_ns >= next_ns:
                         next_ns = now_ns + LOOK_NS
-                        self._look(selector, now_ns)
+                        self._guarded(lambda: self._look(selector, time.monotonic_ns()))
                     for key, mask in selector.select(max(0, next_ns - time.monotonic_ns()) / 1e9):
                         key.data(mask)
                     if self._must_reload:
                         self._must_reload = False
-                        self._read_settings(time.monotonic_ns())
-                    self._engines.reap(time.monotonic_ns())
+                        self._guarded(lambda: self._read_settings(time.monotonic_ns()))
+                    self._guarded(lambda: self._engines.reap(time.monotonic_ns()))
             finally:
                 self._end()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """A fault of ours ends nothing: it is told, and the next second everything is tried
+        again."""
+        _, why = attempt(work)
+        if why:
+            self.failures += 1
+            self._log.say("sidecar.failed", why)
 
     def _end(self) -> None:
         self._log.say("sidecar.stopping", "letting go of all engines")
@@ -249,11 +259,12 @@ class Sidecar:
     def _status(self, pid: int | None) -> dict[str, Any]:
         watches = self._engines.watches if pid is None else [self._answers.watch_of(pid)]
         used = self._usage
-        reasons = self._reasons()
+        health = self._health = self._judge_health()
         return {
             **agent_status("sidecar"),
-            "ready": self._health.ready,
-            "reasons": reasons,
+            "failures": self.failures,
+            "ready": health.ready,
+            "reasons": list(health.reasons),
             "settings": {
                 "file": None if self._reader.path is None else str(self._reader.path),
                 "state": "refused" if self._settings_reason else "ok",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-from dsagent.agent.errors import DsagentError
+from dsagent.agent.errors import USAGE, DsagentError
 from dsagent.agent.facts import Target
 from dsagent.agent.guard import reason_of
 from dsagent.agent.ledger import Ledger
@@ -61,12 +61,15 @@ class Watch:
         self._kernel_why = kernel_why
         self._tell = tell
         self._on_change = on_change
-        self._stopping = False
+        self._stopping = self._detached = False
         self._session: Session | None = None
         self._thread = threading.Thread(target=self._run, name=f"watch-{target.pid}", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no more threads to be had
+            self._set("failed", str(error))
 
     @property
     def over(self) -> bool:
@@ -78,6 +81,11 @@ class Watch:
         if self._session is not None:
             self._session.stop()
 
+    def detach(self) -> None:
+        """As `dsagent detach` asks for: the engine is to be left alone."""
+        self._detached = True
+        self.stop()
+
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
 
@@ -85,13 +93,13 @@ class Watch:
         """Done in the session's thread. Raises DsagentError where it does not come to it."""
         session = self._session
         if session is None or self.state != "watching":
-            raise DsagentError(f"the engine of process {self.key.pid} is not watched yet")
+            message = f"the engine of process {self.key.pid} is not watched yet, or no more"
+            raise DsagentError(message, exit_code=USAGE)
         try:
             return session.call(lambda: work(session), CALL_TIMEOUT_S)
         except TimeoutError as error:
-            raise DsagentError(
-                f"the watch over process {self.key.pid} does not answer; try again"
-            ) from error
+            message = f"the watch over process {self.key.pid} does not answer; try again"
+            raise DsagentError(message) from error
 
     def _run(self) -> None:
         try:
@@ -105,8 +113,8 @@ class Watch:
         except Exception as error:  # noqa: BLE001 - the others are to go on, whatever it is
             self._set("failed", reason_of(error))
         else:
-            is_detached = self._session.detached and not self._session.target_ended
-            self._set("detached" if is_detached else "ended", "")
+            detached = self._detached or self._session.detached
+            self._set("detached" if detached and not self._session.target_ended else "ended", "")
 
     def _make(self) -> Session:
         options = self._options

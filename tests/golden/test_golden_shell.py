@@ -22,6 +22,8 @@ Golden = Callable[[str, str], None]
 COMMAND = str(Path(sys.executable).with_name("dsagent"))
 COMMANDS = (
     "serve",
+    "sidecar",
+    "status",
     "attach",
     "detach",
     "explain",
@@ -32,6 +34,7 @@ COMMANDS = (
     "slo",
     "roll",
     "retain",
+    "fleet",
 )
 
 
@@ -75,6 +78,7 @@ ERRORS = {
     "not-a-source": ("attach 1 --without kernel,steps", 2),
     "config-missing": ("why --config /nonexistent/dsagent.toml", 2),
     "no-recording": ("explain --recording /nonexistent/recording", 2),
+    "no-regex": ("sidecar --match (", 2),
     "no-agent": ("why --pid 3999999999", 2),
 }
 

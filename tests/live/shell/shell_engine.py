@@ -2,7 +2,8 @@
 
 `python shell_engine.py [STEP_MS]` prints "ready PID" and obeys lines on stdin:
 `request ID [TRACEPARENT]` runs one request of six steps, `open ID` begins one
-and runs no step for it, `step MS` begins a step that lasts MS, `quit` ends.
+and runs no step for it, `step MS` begins a step that lasts MS, `exec` begins the
+same program anew in the same process, `quit` ends. Further arguments are not looked at.
 """
 
 from __future__ import annotations
@@ -120,6 +121,8 @@ def main() -> None:
             with engine.wake:
                 engine.work.append(line.strip())
                 engine.wake.notify_all()
+        elif words[0] == "exec":
+            os.execv(sys.executable, [sys.executable, *sys.argv])
         elif words[0] == "quit":
             return
         print(f"done {line.strip()}", flush=True)

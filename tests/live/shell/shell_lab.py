@@ -100,9 +100,12 @@ class Child:
 class Engine(Child):
     """shell_engine.py: real rings, no model."""
 
-    def __init__(self, *, step_ms: float = 3.0, under: Sequence[str] = ()) -> None:
+    def __init__(
+        self, *, step_ms: float = 3.0, under: Sequence[str] = (), more: Sequence[str] = ()
+    ) -> None:
+        """`more`: words that it does not look at, to be known by."""
         script = str(Path(__file__).with_name("shell_engine.py"))
-        super().__init__([*under, sys.executable, script, str(step_ms)])
+        super().__init__([*under, sys.executable, script, str(step_ms), *more])
         try:
             self.engine_pid = int(self.wait_line(lambda line: line.startswith("ready")).split()[1])
         except BaseException:
