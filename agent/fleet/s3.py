@@ -25,6 +25,7 @@ from dsagent.agent.fleet.store import (
     file_digest,
     reason_of,
 )
+from dsagent.agent.url_text import shown
 
 if TYPE_CHECKING:
     import pyarrow.fs as pafs
@@ -42,7 +43,7 @@ class S3Store:
 
         bucket, _, prefix = url.removeprefix("s3://").partition("/")
         if not bucket or "?" in url or "@" in url or ".." in url.split("/"):
-            raise DsagentError(f"{url[:80]!r} is not s3://bucket/prefix", exit_code=USAGE)
+            raise DsagentError(f"{shown(url)!r} is not s3://bucket/prefix", exit_code=USAGE)
         self._root = "/".join([bucket, *filter(None, prefix.split("/"))])
         scheme, address = _endpoint(endpoint or _first(_ENDPOINT_VARIABLES))
         # Amazon's newer checksums travel in trailers that other services store as data, or refuse;
@@ -161,7 +162,8 @@ def _endpoint(url: str | None) -> tuple[str, str | None]:
     parts = urlsplit(url if "://" in url else f"https://{url}")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
         raise DsagentError(
-            f"{url[:80]!r} is not an endpoint such as https://objects.example.com", exit_code=USAGE
+            f"{shown(url)!r} is not an endpoint such as https://objects.example.com",
+            exit_code=USAGE,
         )
     if parts.scheme == "http" and not is_loopback(parts.hostname):
         streams.tell(

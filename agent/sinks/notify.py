@@ -175,7 +175,8 @@ def post(url: str, body: bytes) -> tuple[str, bool]:
     path = parts.path or "/"
     if parts.query:
         path += f"?{parts.query}"
-    shown = f"{parts.scheme}://{parts.hostname}:{parts.port or ''}{parts.path}"
+    # Of many web hooks, the path is the secret.
+    shown = f"the web hook at {parts.hostname}" + (f":{parts.port}" if parts.port else "")
     host = parts.hostname or ""
     make = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     connection = make(host, parts.port, timeout=TIMEOUT_S)

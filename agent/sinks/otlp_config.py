@@ -8,6 +8,7 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from dsagent.agent.errors import USAGE, DsagentError
+from dsagent.agent.url_text import refuse_user, shown
 
 DEFAULT_TIMEOUT_S = 10.0
 DEFAULT_INTERVAL_S = 10.0
@@ -37,8 +38,9 @@ class Endpoint:
 
     @property
     def url(self) -> str:
+        """As it is shown: a query may be a secret."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}{self.path}"
+        return shown(f"{self.scheme}://{host}:{self.port}{self.path}", max_chars=500)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +184,15 @@ def _protocol(variable: str, protocol: str) -> Protocol:
 
 def _parse_url(variable: str, url: str) -> tuple[str, str, int, str]:
     try:
+        refuse_user(url)
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise DsagentError(f"{variable}: {url[:80]!r}: {error}", exit_code=USAGE) from error
+        raise DsagentError(f"{variable}: {shown(url)!r}: {error}", exit_code=USAGE) from error
     is_printable = url.isascii() and url.isprintable() and " " not in url
     if parts.scheme not in ("http", "https") or not parts.hostname or not is_printable:
         raise DsagentError(
-            f"{variable}: {url[:80]!r} is not a URL such as http://127.0.0.1:4318",
+            f"{variable}: {shown(url)!r} is not a URL such as http://127.0.0.1:4318",
             exit_code=USAGE,
         )
     if port is None:

@@ -17,6 +17,7 @@ from dsagent.agent.files import read_named
 from dsagent.agent.slo.cache import CACHE_PRESETS, CacheAlert
 from dsagent.agent.slo.limits import DEFAULT_OBJECTIVE_RATIO, Limit, Limits, SplitBy, prompt_classes
 from dsagent.agent.slo.presets import PRESETS
+from dsagent.agent.url_text import refuse_user
 
 T = TypeVar("T")
 
@@ -255,6 +256,7 @@ def _url(value: Any, where: str) -> str:
     message = f"{where} must be a URL such as http://127.0.0.1:9095/alerts"
     if not isinstance(value, str) or len(value) > 2000 or not value.isprintable() or " " in value:
         raise ValueError(message)
+    refuse_user(value)
     try:
         parts = urlsplit(value)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

