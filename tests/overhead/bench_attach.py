@@ -22,8 +22,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -149,8 +149,12 @@ def mean_step_ns(steps: list[Step]) -> float:
     return statistics.fmean(full) if len(full) >= 20 else math.nan
 
 
-def slowdown(target: Engine, budget_s: float) -> dict[str, Any]:
-    """The steps' mean time with the agent over without it, pair by pair."""
+def slowdown(
+    target: Engine,
+    budget_s: float,
+    watched: Callable[[int], AbstractContextManager[Any]] = attached,
+) -> dict[str, Any]:
+    """The steps' mean time with the agent, or whatever watches, over without it, pair by pair."""
     stop = threading.Event()
 
     def stream(seed: int) -> None:
@@ -175,7 +179,7 @@ def slowdown(target: Engine, budget_s: float) -> dict[str, Any]:
     try:
         while time.monotonic() < deadline and half_width > HALF_WIDTH:
             off_ns = block()
-            with attached(target.pid):
+            with watched(target.pid):
                 on_ns = block()
             if not math.isnan(on_ns / off_ns):
                 ratios.append(on_ns / off_ns - 1)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from made import MS, S, batch, step, until
-from pprof_reader import Pushed, read_push
+from pyroscope_recorder import recording
 
 from dsagent.agent.errors import DsagentError
 from dsagent.agent.profiles.phases import Weighed
@@ -26,50 +20,6 @@ from dsagent.agent.sinks.pyroscope import HEADERS, HOLD_NS, OTHER, PATH, Pyrosco
 ROOT = Path(__file__).resolve().parents[3]
 BEGAN_NS = 2000 * S
 FORWARD = Frame("Llama.forward", "/llama.py", 94)
-
-
-class Server:
-    def __init__(self) -> None:
-        self.pushes: list[tuple[str, dict[str, str], bytes]] = []
-        self.status = 200
-        self.port = 0
-
-    def read(self) -> list[Pushed]:
-        found = []
-        for _, headers, body in self.pushes:
-            plain = gzip.decompress(body) if headers.get("content-encoding") == "gzip" else body
-            found += read_push(plain)
-        return found
-
-
-@contextmanager
-def serving() -> Iterator[Server]:
-    told = Server()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            told.pushes.append((self.path, headers, body))
-            self.send_response(told.status)
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, *args: Any) -> None:
-            """Says nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    told.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield told
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def sink_to(port: int) -> PyroscopeSink:
@@ -85,7 +35,7 @@ def seen(at_ms: int) -> Seen:
 
 
 def test_a_run_waits_for_its_steps_and_is_pushed_with_their_phases() -> None:
-    with serving() as server:
+    with recording() as server:
         sink = sink_to(server.port)
         sink.start()
         ended_ns = BEGAN_NS + 10 * S
@@ -107,7 +57,7 @@ def test_a_run_waits_for_its_steps_and_is_pushed_with_their_phases() -> None:
 
 
 def test_the_labels_are_what_the_boards_and_data_sources_ask_for() -> None:
-    with serving() as server:
+    with recording() as server:
         sink = sink_to(server.port)
         sink.start()
         sink.take(batch(profiles=(run(seen(5)),)))
@@ -133,7 +83,7 @@ def test_the_labels_are_what_the_boards_and_data_sources_ask_for() -> None:
 
 
 def test_what_is_held_at_the_end_still_goes_out() -> None:
-    with serving() as server:
+    with recording() as server:
         sink = sink_to(server.port)
         sink.start()
         sink.take(batch(BEGAN_NS + 10 * S, profiles=(run(seen(5)),)))
@@ -143,7 +93,7 @@ def test_what_is_held_at_the_end_still_goes_out() -> None:
 
 
 def test_a_refusal_is_counted() -> None:
-    with serving() as server:
+    with recording() as server:
         server.status = 400
         sink = sink_to(server.port)
         sink.start()
@@ -154,7 +104,7 @@ def test_a_refusal_is_counted() -> None:
 
 
 def test_nobody_there_costs_nothing_but_the_profile() -> None:
-    with serving() as server:
+    with recording() as server:
         port = server.port
     sink = sink_to(port)
     sink.start()

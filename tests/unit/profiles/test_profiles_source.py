@@ -1,0 +1,177 @@
+"""The source, with programs in py-spy's place that behave well and badly."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from made import TARGET
+
+from dsagent.agent.errors import SourceUnavailable
+from dsagent.agent.profiles.stacks import Recorded
+from dsagent.agent.sources import py_spy
+from dsagent.agent.sources.py_spy import PySpySource
+
+PATIENCE_S = 30.0
+PIDS = (os.getpid(),)
+SAID = "py-spy> Wrote chrome trace to 'x'. Samples: 7 Errors: 0"
+
+NewSource = Callable[..., PySpySource]
+
+
+def event(what: str, name: str, at_us: int) -> dict[str, object]:
+    args = {"filename": "/x.py", "line": 1}
+    return {"ph": what, "name": name, "ts": at_us, "tid": 1, "pid": 1, "args": args}
+
+
+TRACE = json.dumps([event("B", "main", 100), event("B", "work", 200), event("E", "work", 900)])
+
+
+@pytest.fixture
+def new_source(tmp_path: Path) -> Iterator[NewSource]:
+    made: list[PySpySource] = []
+
+    def new(script: str, pids: Sequence[int] = PIDS, max_ratio: float = 0.5) -> PySpySource:
+        """`script` is a shell's; the output file is "$out", the pid "$pid"."""
+        program = tmp_path / f"py-spy-{len(made)}"
+        program.write_text(
+            "#!/bin/sh\n"
+            'while [ $# -gt 0 ]; do case "$1" in --output) out=$2;; --pid) pid=$2;; esac; shift; '
+            f"done\n{script}\n"
+        )
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        source = PySpySource(TARGET, lambda: pids, max_ratio, py_spy=str(program))
+        made.append(source)
+        source.start()
+        return source
+
+    yield new
+    for source in made:
+        source.stop()
+
+
+def polled(source: PySpySource, until: Callable[[], bool] = lambda: False) -> list[Recorded]:
+    """Polls until something comes, or until what is wanted is so."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        found = source.poll(time.monotonic_ns()).profiles
+        if found or until():
+            return found
+        assert time.monotonic() < deadline, f"nothing came: {source.status()}"
+        time.sleep(0.01)
+
+
+def trouble(source: PySpySource) -> str:
+    polled(source, lambda: source.status().state != "ok")
+    status = source.status()
+    assert status.state == "unavailable"
+    return status.reason
+
+
+def test_what_a_run_saw(new_source: NewSource) -> None:
+    began_ns = time.monotonic_ns()
+    source = new_source(f"echo '{TRACE}' > $out; echo; echo \"{SAID}\"")
+    (run,) = polled(source)
+    assert run.pid == PIDS[0]
+    assert began_ns < run.began_ns < run.ended_ns < time.monotonic_ns()
+    stacks = [[frame.function for frame in seen.frames] for seen in run.seen]
+    assert stacks == [["main"], ["main", "work"], ["main"]]
+    assert run.repeats == 7 - 3
+    assert source.status().state == "ok"
+    assert source.status().cost_ns > 0
+
+
+def test_it_never_pauses_and_is_bounded(new_source: NewSource, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    source = new_source("exit 1")
+    program = Path(source._program or "")
+    program.write_text(f'#!/bin/sh\necho "$@" > {told}\nexit 1\n')
+    trouble(source)
+    words = told.read_text().split()
+    assert words[0] == "record"
+    assert "--nonblocking" in words
+    assert "--native" not in words  # it would pause the target
+    assert int(words[words.index("--duration") + 1]) <= 10
+    assert int(words[words.index("--rate") + 1]) <= 20
+
+
+def test_processes_take_turns(new_source: NewSource) -> None:
+    source = new_source(f"echo '{TRACE}' > $out; echo $pid", pids=(5, 9, 7))
+    seen = []
+    for _ in range(4):
+        seen += [run.pid for run in polled(source)]
+        source._next_ns = 0  # without the pause between
+    assert seen == [5, 7, 9, 5]
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("echo 'Permission Denied: Try running again' >&2; exit 1", "CAP_SYS_PTRACE"),
+        ("echo 'Error: Failed to find python version' >&2; exit 1", "Failed to find python"),
+        ("exit 1", "without a word"),
+        ("printf 'Error: \\033[31mred' >&2; exit 1", "\\x1b[31mred"),
+        ("echo '{}' > $out", "no trace"),
+        ("exit 0", "no trace"),
+        ("head -c 100000 /dev/urandom > $out", "no trace"),
+        ("head -c 100000 /dev/zero | tr '\\0' '[' > $out", "no trace"),
+    ],
+)
+def test_why_it_cannot(new_source: NewSource, script: str, expected: str) -> None:
+    reason = trouble(new_source(script))
+    assert expected in reason
+    assert f"process {PIDS[0]}" in reason
+    assert reason.isprintable()
+
+
+def test_one_process_that_cannot_be_sampled_keeps_nobody_from_the_others(
+    new_source: NewSource,
+) -> None:
+    source = new_source(f"[ $pid = 5 ] && exit 1; echo '{TRACE}' > $out", pids=(5, 9))
+    (run,) = polled(source)
+    assert run.pid == 9
+    status = source.status()
+    assert status.state == "ok"
+    assert "process 5" in status.reason
+
+
+def test_a_program_that_hangs_is_ended(
+    new_source: NewSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(py_spy, "DEADLINE_S", 0.3 - py_spy.RUN_S)
+    assert "not done" in trouble(new_source("exec sleep 1000"))
+
+
+def test_it_leaves_no_child(new_source: NewSource) -> None:
+    source = new_source("exec sleep 1000")
+    source.poll(time.monotonic_ns())
+    assert source._run is not None
+    child = source._run._process.pid
+    source.stop()
+    source.stop()
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+def test_without_the_program_it_is_unavailable(tmp_path: Path) -> None:
+    source = PySpySource(TARGET, lambda: PIDS, 0.01, py_spy=str(tmp_path / "none"))
+    with pytest.raises(SourceUnavailable, match="pip install"):
+        source.start()
+
+
+def test_what_others_cost_leaves_less_and_then_nothing(new_source: NewSource) -> None:
+    source = new_source(f"echo '{TRACE}' > $out", max_ratio=0.01)
+    polled(source)
+    source.pace(0.02, time.monotonic_ns() + 5_000_000_000)
+    source._next_ns = 0
+    source.poll(time.monotonic_ns())
+    assert source._run is None
+    assert "--max-overhead" in source.status().reason
+    source.pace(0.001, time.monotonic_ns() + 10_000_000_000)
+    source._next_ns = 0
+    assert polled(source)
