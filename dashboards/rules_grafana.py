@@ -23,14 +23,13 @@ from dsagent.agent.slo.policy import (
     windows,
 )
 from dsagent.agent.slo_metrics import SLO_BAD, SLO_BLIND, SLO_EVENTS
+from dsagent.dashboards.rules_names import duration, number
 from dsagent.dashboards.rules_prometheus import (
     BY,
     EVALUATE_S,
     EXTRAPOLATED,
     RECOVERY_EVENTS,
-    duration,
     groups,
-    number,
     selector,
 )
 

@@ -21,6 +21,8 @@ from dsagent.agent.slo.policy import (
     windows,
 )
 from dsagent.agent.slo_metrics import SLO_BAD, SLO_BLIND, SLO_BURNT, SLO_EVENTS
+from dsagent.dashboards import rules_texts
+from dsagent.dashboards.rules_names import duration, number, quoted, recorded
 
 NO_DATA = "DsagentSloNotEnoughData"
 RECOVERY_EVENTS = 5
@@ -30,6 +32,7 @@ REMEMBER_S = 6 * 3600.0  # a server that is gone for so long is no alert any mor
 EXTRAPOLATED = 2
 LABELS = tuple(prometheus_label(name) for name in SLO_EVENTS.attributes)
 BY = f"by ({', '.join(LABELS)})"
+BURNT_BY = (*LABELS, "cause")
 ON = f"on ({', '.join(LABELS)})"
 
 Rule = dict[str, Any]
@@ -58,27 +61,6 @@ def groups(file: SloFile) -> dict[str, Any]:
     return {"groups": found}
 
 
-def duration(seconds: float) -> str:
-    """As Prometheus writes it: 5m, 2500ms."""
-    ms = round(seconds * 1000)
-    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)):
-        if ms % size == 0:
-            return f"{ms // size}{unit}"
-    return f"{ms}ms"
-
-
-def recorded(what: str, seconds: float) -> str:
-    """The name of a recorded series: `events`, `bad` or `ratio` over a window."""
-    metric = SLO_EVENTS if what == "events" else SLO_BAD
-    operation = "ratio" if what == "ratio" else "increase"
-    family = metric.prometheus.removesuffix("_total")
-    return f"slo:{family}:{operation}{duration(seconds)}"
-
-
-def quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
 def selector(limit: Limit, objective: Objective) -> str:
     return f"{{slo={quoted(limit.label)}, objective={quoted(objective)}}}"
 
@@ -90,6 +72,16 @@ def _recorded(divided_by: float) -> Iterator[Rule]:
             yield {"record": recorded(what, seconds), "expr": f"sum {BY} ({over})"}
         events, bad = recorded("events", seconds), recorded("bad", seconds)
         yield {"record": recorded("ratio", seconds), "expr": f"{bad} / ({events} > 0)"}
+    for seconds in sorted({window.long_s for window in windows(divided_by)}):
+        burnt = SLO_BURNT.prometheus
+        # All that there is where a cause is younger than the window, or counts anew: a rate would
+        # not see what a series began with.
+        over = f"({burnt} - {burnt} offset {duration(seconds)} >= 0 or {burnt})"
+        causes, all_causes = (f"sum by ({', '.join(by)}) ({over})" for by in (BURNT_BY, LABELS))
+        yield {
+            "record": recorded("causes", seconds),
+            "expr": f"{causes}\n/ {ON} group_left () ({all_causes} > 0)",
+        }
 
 
 def burning(limit: Limit, objective: Objective, ratio: float, window: BurnWindow) -> str:
@@ -111,15 +103,12 @@ def burning(limit: Limit, objective: Objective, ratio: float, window: BurnWindow
     )
 
 
-def number(value: float) -> str:
-    return f"{value:.9f}".rstrip("0").rstrip(".") or "0"
-
-
 def _burn(
     limit: Limit, objective: Objective, ratio: float, window: BurnWindow, divided_by: float
 ) -> Iterator[Rule]:
     """The alert, and the one that says that it is only kept. Once it fires it goes on until there
-    are requests that are good enough: recovered is not the same as gone."""
+    are enough requests and none of the short window's moments has burnt: recovered is not the same
+    as gone, nor as a moment's relief."""
     labels = {
         "slo": limit.label,
         "objective": objective,
@@ -134,30 +123,29 @@ def _burn(
             *labels.items(),
         )
     )
-    where = selector(limit, objective)
-    enough = f"{recorded('events', window.short_s)}{where} >= {RECOVERY_EVENTS}"
+    where, short = selector(limit, objective), duration(window.short_s)
+    threshold = number(window.threshold_ratio(budget_ratio(ratio)))
     remember = duration(max(REMEMBER_S / divided_by, 2 * window.long_s))
+    burns = burning(limit, objective, ratio, window)
+    fires = f"max {BY} (ALERTS{{{fired}}})"
+    enough = f"{recorded('events', window.short_s)}{where} >= {RECOVERY_EVENTS}"
+    calm = f"max_over_time({recorded('ratio', window.short_s)}{where}[{short}]) <= {threshold}"
     known = f"count {BY} (last_over_time({SLO_EVENTS.prometheus}{where}[{remember}]))"
-    kept = f"max {BY} (ALERTS{{{fired}}}) unless {ON} ({enough}) and {ON} {known}"
     what = OBJECTIVE_TEXT[objective]
     target = f"{number(ratio * 100)} %"
     yield {
         "alert": BURN,
-        "expr": f"{burning(limit, objective, ratio, window)}\nor {kept}",
+        "expr": f"{burns}\nor {fires} unless {ON} ({enough} and {calm}) and {ON} {known}",
         "labels": labels,
         "annotations": {
-            "summary": (
-                f"{what} of {{{{ $labels.{prometheus_label(catalog.MODEL)} }}}}: too many bad "
-                f"requests over {duration(window.long_s)} and {duration(window.short_s)}"
-            ),
+            **rules_texts.burn(limit, objective, ratio, window),
             "description": _description(limit, objective, ratio, window, target),
-            "causes": _causes(limit, objective, window),
             "runbook_url": f"docs/runbooks/slo-{objective}.md",
         },
     }
     yield {
         "alert": NO_DATA,
-        "expr": kept,
+        "expr": f"{fires} unless {ON} ({enough}) and {ON} {known}\nunless {ON} ({burns})",
         "labels": {**labels, "severity": "ticket"},
         "annotations": {
             "summary": f"{what}: requests stopped while it was burning",
@@ -179,20 +167,6 @@ def _description(
     return (
         f"Objective: {target} of requests good{bound}. "
         f"The alert says that the budget burns at {rate} that it allows."
-    )
-
-
-def _causes(limit: Limit, objective: Objective, window: BurnWindow) -> str:
-    """The three largest causes of the burnt time, by the agent's accounts, with their shares."""
-    model = prometheus_label(catalog.MODEL)
-    where = f"slo={quoted(limit.label)}, objective={quoted(objective)}, {model}=%q"
-    over = f"increase({SLO_BURNT.prometheus}{{{where}}}[{duration(window.long_s)}])"
-    shares = f"sum by (cause) ({over}) / scalar(sum({over}) > 0)"
-    # Go's template strings: backquoted, so that the quotes within need no escape.
-    asked = f"printf `topk(3, {shares})` $labels.{model} $labels.{model}"
-    return (
-        f"{{{{ range query ({asked}) }}}}{{{{ .Value | humanizePercentage }}}} "
-        "{{ .Labels.cause }} {{ end }}"
     )
 
 

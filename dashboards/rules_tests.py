@@ -7,26 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dsagent.agent import catalog
-from dsagent.agent.metric import prometheus_label
-from dsagent.agent.slo.alert import BLIND, BURN
+from dsagent.agent.slo.alert import BLIND, BURN, OBJECTIVE_TEXT
 from dsagent.agent.slo.file import SloFile
+from dsagent.agent.slo.limits import Objective
 from dsagent.agent.slo.policy import budget_ratio, windows
 from dsagent.agent.slo_metrics import SLO_BAD, SLO_BLIND, SLO_BURNT, SLO_EVENTS
-from dsagent.dashboards.rules_prometheus import (
-    NO_DATA,
-    duration,
-    groups,
-    quoted,
-    recorded,
-)
+from dsagent.dashboards.rules_names import duration, number, quoted, recorded
+from dsagent.dashboards.rules_prometheus import NO_DATA, groups
+from dsagent.dashboards.rules_texts import MODEL
 
 STEP_S = 60.0  # from one evaluation to the next, unscaled: the first page's windows are 60 and 5
 GOOD, BURNING, AFTER = 70, 62, 20  # steps
 END, LATER = GOOD + BURNING, GOOD + BURNING + AFTER - 2
 
 CAUSES = (("batch.prefill_interference", 3), ("cpu.runqueue", 1))  # seconds a step
-MODEL = prometheus_label(catalog.MODEL)
 
 Test = dict[str, Any]
 
@@ -151,10 +145,11 @@ class _Tests:
         """Every alert at the end of the burns, with its annotations in full: those of the rules,
         with the shares of the causes filled in."""
         over = {
-            (limit.label, objective, duration(window.long_s))
+            (limit.label, objective, duration(window.long_s)): _text(objective, bad, budget)
             for limit, objective, ratio in self._series
             for window in windows(self._file.windows_divided_by)
-            if self._ratio(window.long_s) > window.threshold_ratio(budget_ratio(ratio))
+            if (bad := self._ratio(window.long_s))
+            > window.threshold_ratio(budget := budget_ratio(ratio))
         }
         alerts = []
         for rule in (rule for group in groups(self._file)["groups"] for rule in group["rules"]):
@@ -164,7 +159,10 @@ class _Tests:
                 alerts += [
                     {
                         "exp_labels": {**labels, MODEL: story.model},
-                        "exp_annotations": _filled_in(rule["annotations"], story),
+                        "exp_annotations": {
+                            **rule["annotations"],
+                            **{name: text.format(story.model) for name, text in over[key].items()},
+                        },
                     }
                     for story in BURNING_STORIES
                 ]
@@ -176,7 +174,8 @@ class _Tests:
 
     def _ratio(self, window_s: float) -> float:
         """Of bad requests, at the end of the burn."""
-        return min(1.0, BURNING / min(window_s / self._step_s, END))
+        steps = min(round(window_s / self._step_s), END)
+        return min(BURNING - 1, steps) / steps
 
     def _input(self, story: _Story) -> Iterator[dict[str, str]]:
         for limit, objective, _ in self._series:
@@ -197,14 +196,16 @@ class _Tests:
                     yield {"series": name, "values": f"0x{GOOD} 0+{each}x{BURNING}"}
 
 
-def _filled_in(annotations: dict[str, str], story: _Story) -> dict[str, str]:
-    texts = {
-        name: text.replace(f"{{{{ $labels.{MODEL} }}}}", story.model)
-        for name, text in annotations.items()
-    }
+def _text(objective: Objective, bad_ratio: float, budget: float) -> dict[str, str]:
+    """What the alert says, for a model that is to be filled in."""
+    burn = bad_ratio / float(number(budget)) if budget else None
+    times = "" if burn is None else f" {burn:.1f}×" if burn < 9.95 else f" {burn:.0f}×"
+    what = f"{OBJECTIVE_TEXT[objective]} of {{}} burning{times}"
+    if objective == "errors":
+        return {"summary": what}
     total = sum(each for _, each in CAUSES)
-    texts["causes"] = "".join(f"{100 * each // total}% {cause} " for cause, each in CAUSES)
-    return texts
+    causes = ", ".join(f"{100 * each // total} % {cause}" for cause, each in CAUSES)
+    return {"summary": f"{what}: {causes}", "causes": causes}
 
 
 def _alerts(name: str, **labels: str) -> str:

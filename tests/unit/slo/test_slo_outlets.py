@@ -106,5 +106,5 @@ def test_rules_find_what_a_scrape_shows(tmp_path: Path) -> None:
     exprs = [rule["expr"] for group in document["groups"] for rule in group["rules"]]
     asked = {name for expr in exprs for name in re.findall(r"\bdsagent_\w+", expr)}
     asked = {name for name in asked if f":{name}:" not in "".join(exprs)}
-    assert len(asked) == 3
+    assert len(asked) == 4
     assert asked <= shown

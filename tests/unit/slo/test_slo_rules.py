@@ -66,7 +66,7 @@ def test_promtool_accepts_rules_and_their_tests_scaled_or_not(divided_by: float)
 
 @needs_promtool
 def test_an_objective_of_100_has_rules_that_hold() -> None:
-    limit = Limit("*", ttft_ns=250 * MS, name='"so\\', objective_ratio=1.0)
+    limit = Limit("*", ttft_ns=250 * MS, name='"so\\`%s', objective_ratio=1.0)
     assert promtool_errors(rules.files(SloFile(Limits((limit,))))) == []
 
 
