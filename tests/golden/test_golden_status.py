@@ -59,6 +59,16 @@ ENGINE: dict[str, Any] = {
     ],
     "overhead_ratio": 0.0042,
 }
+_UNKNOWN = ("model", "sources", "sinks", "requests", "steps", "overhead_ratio")
+YOUNG = {
+    **{key: value for key, value in ENGINE.items() if key not in _UNKNOWN},
+    "engine": "1",
+    "pid": 77,
+    "kind": "http",
+    "way_in": "outside",
+    "state": "attaching",
+    "restarts": 0,
+}
 SIDECAR: dict[str, Any] = {
     "mode": "sidecar",
     "pid": 7,
@@ -69,7 +79,7 @@ SIDECAR: dict[str, Any] = {
     "failures": 0,
     "ready": False,
     "reasons": [
-        "cannot listen on 127.0.0.1:9464 for Prometheus: Address already in use; tried again in 8 s",
+        "cannot listen on 127.0.0.1:9464 for Prometheus: Address already in use",
         "cannot attach: not permitted to look into process 77",
     ],
     "settings": {
@@ -99,7 +109,7 @@ SIDECAR: dict[str, Any] = {
     },
     "recent": {"accounts": 800, "bytes": 3_100_000, "max_bytes": 33_554_432, "ended_engines": 1},
     "scan": {"processes": 12, "looked_into": 1, "not_permitted": 2},
-    "engines": [ENGINE, {**ENGINE, "engine": "1", "pid": 77, "state": "attaching", "sources": [], "sinks": [], "restarts": 0, "kind": "http", "way_in": "outside", "model": None}],
+    "engines": [ENGINE, YOUNG],
     "waiting": [
         {
             "pid": 77,
@@ -109,7 +119,7 @@ SIDECAR: dict[str, Any] = {
             "again_in_ns": 8 * S,
         }
     ],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)
