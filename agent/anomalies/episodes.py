@@ -67,7 +67,7 @@ class Episodes:
             return []
         if moved[feature].excess_ns() < OUTGROWN_RATIO * (told.value - told.usual):
             return []
-        return [self._tell("outgrown", feature, moved, now_ns, trace_ids)]
+        return [self._tell("outgrew", feature, moved, now_ns, trace_ids)]
 
     def _leading(self, moved: Mapping[str, Suspicion]) -> str | None:
         """The feature to name: the part that grew by most, if it makes up half of what the whole

@@ -10,12 +10,12 @@ from dsagent.agent.anomalies.features import Kind
 from dsagent.agent.facts import Event
 from dsagent.agent.wording import ms
 
-State = Literal["begun", "outgrown", "ended", "usual now"]
+State = Literal["begun", "outgrew", "ended", "usual now"]
 
 # As events are called.
 EVENT_NAMES: Mapping[State, str] = {
     "begun": "anomaly.begun",
-    "outgrown": "anomaly.begun",
+    "outgrew": "anomaly.begun",
     "ended": "anomaly.ended",
     "usual now": "anomaly.usual_now",
 }
