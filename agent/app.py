@@ -22,7 +22,7 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 COMMANDS = (
     *("serve", "attach", "detach", "explain", "why", "doctor", "probes", "demo"),
     *("sidecar", "status", "slo", "dashboards"),
-    *("roll", "retain"),
+    *("roll", "retain", "fleet"),
 )
 
 READS_ITSELF = "sidecar"  # a settings file that is wrong must not end it

@@ -19,7 +19,7 @@ MAX_SERIES = 20_000
 # How many values a label usually has on one server; 1 for what goes with another label, or is
 # there once. 0: most servers do not have it at all. Each has at most catalog.MAX_LABEL_VALUES.
 USUAL_VALUES: Mapping[str, int] = {
-    "gen_ai.operation.name": 2,
+    "gen_ai.operation.name": 1,
     "gen_ai.provider.name": 1,
     "gen_ai.request.model": 1,
     "error.type": 2,
@@ -37,8 +37,8 @@ USUAL_VALUES: Mapping[str, int] = {
     "cache_name": 1,
     "action": 1,
     "phase": 3,
-    "batch": 8,
-    "context": 8,
+    "batch": 6,
+    "context": 5,
     "part": 6,
     "kind": 8,
     "source": 6,
@@ -67,6 +67,13 @@ USUAL_VALUES: Mapping[str, int] = {
     "feature": 5,
     **dict.fromkeys(catalog.TARGET_INFO.attributes, 1),
 }
+# Where a label means something else on one metric, or what it counts is seldom: combinations.
+USUAL_COMBINATIONS: Mapping[str, int] = {
+    catalog.KERNEL_DELAY.name: 5,  # kinds of delay
+    catalog.SINK_MADE.name: 3,  # traces, metrics, logs of one sink
+    catalog.SINK_QUEUED.name: 3,
+    catalog.SINK_LOST.name: 0,  # nothing is, where all is well
+}
 _SLO_PREFIX = "dsagent.slo."
 _ANOMALY_PREFIX = "dsagent.anomaly."
 
@@ -88,7 +95,9 @@ def estimate(devices: int, *, has_slo: bool, has_anomalies: bool = False) -> int
             continue
         if metric.name.startswith(_ANOMALY_PREFIX) and not has_anomalies:
             continue
-        combinations = prod(USUAL_VALUES.get(label, 1) for label in metric.attributes)
+        combinations = USUAL_COMBINATIONS.get(
+            metric.name, prod(USUAL_VALUES.get(label, 1) for label in metric.attributes)
+        )
         if metric in catalog.GPU_METRICS:
             combinations *= devices
         total += combinations * series_of(metric)

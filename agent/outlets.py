@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
 from dsagent.agent import tenant_header
+from dsagent.agent.clear_links import clear_links
 from dsagent.agent.facts import Target
 from dsagent.agent.guard import attempt
 from dsagent.agent.listening import Guard
@@ -147,7 +149,19 @@ def make_sinks(
     if (remark := judged.remark(target)) is not None:
         tell(remark)
     first = [] if judged.sink is None else [judged.sink]
-    return [*first, *make_attached_sinks(options, judged)]
+    sinks = [*first, *make_attached_sinks(options, judged)]
+    for line in clear_links(_links(options, judged)):
+        tell(line)
+    return sinks
+
+
+def _links(options: OutletOptions, judged: Judged) -> list[tuple[str, str]]:
+    """Scheme and host of all that is sent to."""
+    config = otlp_config(os.environ, options.otlp_endpoint, options.otlp_protocol)
+    webhook = None if judged.slo is None else judged.slo.webhook
+    urls = [urlsplit(url) for url in (options.remote_write, options.pyroscope, webhook) if url]
+    links = [(url.scheme, url.hostname or "") for url in urls]
+    return links + [(each.scheme, each.host) for each in (config.endpoints if config else ())]
 
 
 def make_attached_sinks(options: OutletOptions, judged: Judged) -> list[Sink]:

@@ -19,6 +19,8 @@ from dsagent.agent.catalog import (
     STEP_METRICS,
     TALLY_METRICS,
 )
+from dsagent.agent.fleet.measured import load_measured
+from dsagent.agent.fleet.size import Fleet, figure, size
 from dsagent.agent.metric import prometheus_label
 from dsagent.agent.probes import (
     OBJECTS,
@@ -120,6 +122,26 @@ def _program(program: Program, tier: str, owner: str) -> str:
     return f"| {program.name} | {tier} | {owner} | {program.hook} | {cost} |"
 
 
+def fleet() -> str:
+    """What a pod was measured to send, and what 10,000 such need."""
+    one = load_measured()
+    lines = ["### One pod, measured", "", "| | |", "|---|---|"]
+    for name, value in one.json().items():
+        shown = value if isinstance(value, str) else figure(value)
+        lines.append(f"| {name} | {shown} |")
+    lines += [
+        "",
+        "### 10,000 such pods",
+        "",
+        "| who | what | | by | source |",
+        "|---|---|---|---|---|",
+    ]
+    for line in size(one, Fleet(10_000)):
+        value = f"{figure(line.value)} {line.unit}".strip()
+        lines.append(f"| {line.who} | {line.what} | {value} | {line.rule} | {line.source} |")
+    return "\n".join([*lines, ""])
+
+
 def generated() -> dict[Path, str]:
     """What each file should hold: its written beginning, then what is generated."""
     ends = {
@@ -127,6 +149,7 @@ def generated() -> dict[Path, str]:
         DOCS / "metrics.md": metrics(),
         DOCS / "probes.md": probes(),
         DOCS / "dashboards.md": panels(),
+        DOCS / "fleet.md": fleet(),
     }
     return {
         path: f"{path.read_text(encoding='utf-8').partition(MARKER)[0]}{MARKER}\n{end}"

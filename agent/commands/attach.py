@@ -250,6 +250,10 @@ def attach(
             progress.say(
                 f"metrics: about {expected} time series, at most {MAX_SERIES}, beyond that ~other"
             )
+        if "otlp" in {sink.name for sink in sinks}:
+            from dsagent.agent.fleet.measured import expected_line
+
+            progress.say(expected_line())
         progress.say(
             f"attached to {target.comm} (pid {target.pid}), engine {target.engine}; Ctrl-C ends it"
         )

@@ -6,7 +6,6 @@ had uploaded of it is never seen (a bucket's rule for incomplete uploads removes
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from dsagent.agent import streams
+from dsagent.agent.clear_links import clear_links
 from dsagent.agent.errors import USAGE, DsagentError
 from dsagent.agent.fleet.store import (
     CHUNK_BYTES,
@@ -165,16 +165,6 @@ def _endpoint(url: str | None) -> tuple[str, str | None]:
             f"{shown(url)!r} is not an endpoint such as https://objects.example.com",
             exit_code=USAGE,
         )
-    if parts.scheme == "http" and not is_loopback(parts.hostname):
-        streams.tell(
-            f"dsagent: {parts.hostname} is spoken to without TLS: keys and data can be read on the "
-            "way; use https://\n"
-        )
+    for line in clear_links([(parts.scheme, parts.hostname)]):
+        streams.tell(f"dsagent: {line}\n")
     return parts.scheme, parts.netloc.rpartition("@")[2]
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

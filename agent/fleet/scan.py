@@ -23,7 +23,7 @@ PARTITIONS = ("hour", "pod")
 
 @contextmanager
 def database() -> Iterator[duckdb.DuckDBPyConnection]:
-    """An empty one in memory, which may read and write no file by itself."""
+    """An empty one in memory."""
     try:
         import duckdb
     except ModuleNotFoundError as error:
@@ -45,12 +45,12 @@ def database() -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def dataset(store: Store, paths: Iterable[str], schema: pa.Schema) -> pads.Dataset:
-    """The rows of these files, with the columns that their folders say."""
+    """The rows of these files, with the columns that their folders say beside `schema`'s."""
     import pyarrow as pa
     import pyarrow.dataset as pads
 
     files, root = store.arrow()
-    partitions = pa.schema([(name, pa.string()) for name in PARTITIONS])
+    partitions = pa.schema([(name, pa.string()) for name in PARTITIONS if name not in schema.names])
     whole = pa.schema([*schema, *partitions])
     places = [f"{root}/{path}" for path in paths]
     if not places:
