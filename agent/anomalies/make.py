@@ -17,7 +17,8 @@ def make_watch() -> AnomalyWatch:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("dsagent"):
             raise
+        package = str(error.name).partition(".")[0]
         raise DsagentError(
-            f"--anomalies needs the package {error.name}: pip install 'dsagent[anomalies]'"
+            f"--anomalies needs the package {package}: pip install 'dsagent[anomalies]'"
         ) from error
     return AnomalyWatch()

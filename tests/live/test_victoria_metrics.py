@@ -108,6 +108,8 @@ def push(address: str, histograms: str, sent: Explained) -> None:
     status = sink.status()
     assert status.acknowledged == status.made, status
     assert (status.made or 0) > 0
+    # What it took shows in queries some seconds later, unless it is asked to.
+    urllib.request.urlopen(f"http://{address}/internal/force_flush", timeout=10).close()
 
 
 def numbers(address: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
