@@ -239,7 +239,14 @@ class Engines:
 
     def reasons(self) -> list[str]:
         """Why not everything is watched."""
-        return [waiting.reason for waiting in tuple(self._waiting.values())]
+        reasons = [waiting.reason for waiting in tuple(self._waiting.values())]
+        barred = self._scanner.status.not_permitted
+        if barred and not self._watches:  # else it may well be the pod's pause process
+            reasons.append(
+                f"{barred} processes may not be looked into: that takes CAP_SYS_PTRACE, or their "
+                "own user"
+            )
+        return reasons
 
     def scan_document(self) -> dict[str, Any]:
         status = self._scanner.status

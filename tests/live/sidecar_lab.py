@@ -84,13 +84,18 @@ class Sidecar(Child):
         return {each["pid"]: each for each in self.status()["engines"]}
 
     def page(self, path: str) -> tuple[int, str]:
-        url = f"http://127.0.0.1:{self.status()['listener']['port']}{path}"
-        try:
-            with urllib.request.urlopen(url, timeout=PATIENCE_S) as reply:
-                return reply.status, reply.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
+        return get(self.status()["listener"]["port"], path)
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    """Status and text of a page."""
+    try:
+        url = f"http://127.0.0.1:{port}{path}"
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
 
 
 def explained(request: str, pid: int | None = None) -> dict[str, Any] | None:
