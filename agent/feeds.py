@@ -159,7 +159,7 @@ class Feeds:
         received = () if receiver is None else (Feed(receiver.name, lambda: receiver),)
         self._sampler: PySpySource | None = None
         self._profiles_within = profiles_within
-        sampled = () if profiles_within is None else (Feed("profiles", self._make_sampler),)
+        sampled = (Feed("profiles", self._make_sampler), Feed("native", self._make_cpu_clock))
         self.all: tuple[Feed, ...] = (
             Feed("steps", lambda: self.steps),
             Feed("kernel", self._make_kernel),
@@ -169,7 +169,7 @@ class Feeds:
             *tallied,
             *spoken,
             *received,
-            *sampled,
+            *(sampled if profiles_within is not None else ()),
         )
 
     def _make_kernel(self) -> Source:
@@ -206,6 +206,11 @@ class Feeds:
         assert self._profiles_within is not None
         self._sampler = PySpySource(self._target, lambda: self.steps.pids, self._profiles_within)
         return self._sampler
+
+    def _make_cpu_clock(self) -> Source:
+        from dsagent.agent.sources.cpu_clock import CpuClockSource
+
+        return CpuClockSource(self._target, lambda: self.steps.pids)
 
     def tell_overhead(self, ratio: float, now_ns: int) -> None:
         """What watching has cost over the last window: sampling takes what that leaves."""

@@ -31,6 +31,7 @@ _MAX_SEGMENTS = 64
 _MAX_DYNAMIC = 512
 _MAX_CHAIN = 4096
 _PAGE_BYTES = 4096
+_BUCKETS_A_READ = 65_536
 
 
 class NotElf(Exception):  # noqa: N818 - what was found, not what went wrong
@@ -118,6 +119,37 @@ class Image:
             return self._symbol(name.encode())
         except (MemoryGone, struct.error):
             return None
+
+    @property
+    def bias(self) -> int:
+        """What a symbol's value is relative to."""
+        return self._bias
+
+    @property
+    def strings(self) -> int:
+        """Where the symbols' names are."""
+        return self._strings
+
+    def symbol_table(self, most: int) -> tuple[int, int]:
+        """Where all its dynamic symbols are, and how many bytes. Raises NotElf beyond `most`
+        symbols, or MemoryGone. Only the hash table tells how many there are."""
+        memory = self._memory
+        buckets, first, words, _ = _GNU_HASH.unpack(memory.read(self._hash, _GNU_HASH.size))
+        bucket_at = self._hash + _GNU_HASH.size + words * 8
+        chain_at = bucket_at + buckets * 4
+        if not buckets or buckets > most:
+            raise NotElf(f"{buckets} buckets of symbols")
+        last = 0
+        for done in range(0, buckets, _BUCKETS_A_READ):
+            raw = memory.read(bucket_at + done * 4, min(_BUCKETS_A_READ, buckets - done) * 4)
+            last = max(last, *memoryview(raw).cast("I"))
+        for _ in range(_MAX_CHAIN):
+            if last < first or last >= most:
+                break
+            if self._u32(chain_at + (last - first) * 4) & 1:
+                return self._symbols, (last + 1) * _SYM.size
+            last += 1
+        raise NotElf("its hash table has no end")
 
     def _symbol(self, name: bytes) -> Symbol | None:
         memory = self._memory

@@ -1,8 +1,9 @@
 """Stacks that a sampler saw running, and the reader of what py-spy writes of them. Pure.
 
 Of py-spy's formats only the chrome trace says when a stack was seen, so that a sample can be tied
-to the step that ran then. It says so when a thread's stack has changed: a stack seen twice in a row is
-written once, and only the number of all samples tells how often that was (`Recorded.repeats`).
+to the step that ran then. It says so when a thread's stack has changed: a stack seen twice in a
+row is written once, and only the number of all samples tells how often that was
+(`Recorded.repeats`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 MAX_EVENTS = 400_000
 MAX_DEPTH = 256  # frames of one stack; the outermost go first
@@ -58,6 +59,7 @@ class Recorded:
     seen: tuple[Seen, ...]
     repeats: int = 0  # samples of a stack that the same thread had in the sample before
     damaged: int = 0  # samples that make no sense, not among the above
+    kind: Literal["python", "native"] = "python"
 
 
 def samples_told(said: bytes) -> int | None:
