@@ -3,7 +3,9 @@ in only one of them fails here."""
 
 from __future__ import annotations
 
+import copy
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -228,3 +230,21 @@ def test_a_changed_setting_does_not_restart_the_engine() -> None:
         if each["kind"] == "ConfigMap" and "dsagent.toml" in each["data"]
     }
     assert names == {AGENT}
+
+
+def test_a_stateful_set_of_ones_own_gets_the_agent_and_keeps_its_own(tmp_path: Path) -> None:
+    """As the page says: a label, and a component. kustomize takes no absolute paths."""
+    engine = one(documents("engine"), "Deployment")
+    engine |= {"kind": "StatefulSet"}
+    engine["metadata"]["name"] = "mine"
+    other = copy.deepcopy(engine)
+    other["metadata"] = {"name": "other"}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump_all([engine, other]))
+    component = os.path.relpath(MANIFESTS / "sidecar" / "native", tmp_path.resolve())
+    made = {"resources": ["mine.yaml"], "components": [component]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(made))
+    mine, without = documents(tmp_path.resolve())
+    assert agent_of(pod_spec(mine))["restartPolicy"] == "Always"
+    assert (mine["kind"], mine["metadata"]["name"]) == ("StatefulSet", "mine")
+    assert pod_spec(mine)["containers"] == pod_spec(engine)["containers"]
+    assert without == other
