@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +21,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "accuracy"))
 
-from lab import DSAGENT, engine, wait_for_line
+from bench_attach import PACED, attached
+from lab import engine, wait_for_line
 from load import Load
 
 from dsagent.agent.account import Account
 from dsagent.agent.anomalies.watch import AnomalyWatch
-from dsagent.agent.sinks.reader import read_accounts
 from dsagent.instrumentation.records import Step
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fixtures"))
@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fixtures"))
 from made import account, step
 
 STEPS, REQUESTS = 50_000, 5_000
+PACED_S = 20.0
 PROBE = """
 import time
 def resident():
@@ -86,35 +87,41 @@ def loading() -> dict[str, float]:
     return {"resident_bytes": float(told[0]), "import_s": float(told[1])}
 
 
+def of_agent(pid: int, seconds: float, *flags: str) -> dict[str, Any]:
+    """The summary of an agent that watches so long."""
+    with attached(pid, *flags) as process:
+        time.sleep(seconds)
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout is not None
+        summary: dict[str, Any] = json.loads(process.stdout.read())
+    return summary
+
+
+def whole(seconds: float) -> dict[str, Any]:
+    """The agent on 50 steps a second of batch 16, with and without it."""
+    with subprocess.Popen([sys.executable, str(PACED)], stderr=subprocess.PIPE, text=True) as paced:
+        try:
+            wait_for_line(paced, "pacing")
+            return {
+                name: of_agent(paced.pid, seconds, *flags)["overhead"]
+                for name, flags in (("bare", ()), ("anomalies", ("--anomalies",)))
+            }
+        finally:
+            paced.kill()
+
+
 def without_fault(seconds: float) -> dict[str, Any]:
     """A real engine, the real agent, a steady load, and nothing done to either."""
-    with (
-        engine("tiny-llama") as target,
-        tempfile.TemporaryDirectory() as folder,
-        Load(target, clients=2, max_tokens=(24, 40), seed=11),
-        subprocess.Popen(
-            [str(DSAGENT), "attach", str(target.pid), "--anomalies", "--json",
-             "--record", folder, "--duration", str(seconds)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        ) as process,
-    ):  # fmt: skip
-        try:
-            wait_for_line(process, "attached to")
-            assert process.stdout is not None
-            summary = json.loads(process.stdout.read())
-        finally:
-            process.kill()
-        accounts = len(read_accounts(folder))
+    with engine("tiny-llama") as target, Load(target, clients=2, max_tokens=(24, 40), seed=11):
+        summary = of_agent(target.pid, seconds, "--anomalies")
     return {
         "seconds": seconds,
         "steps": summary["steps"],
-        "requests": accounts,
+        "requests": summary["requests"],
         "findings": [
             {key: each[key] for key in ("kind", "feature", "value", "usual", "lasted_ns")}
             for each in summary["anomalies"]
         ],
-        "agent_cpu_ratio": summary["overhead"]["agent_cpu_ratio"],
-        "agent_pss_bytes": summary["overhead"]["agent_pss_bytes"],
     }
 
 
@@ -140,11 +147,15 @@ def main() -> int:
         f"importing it: {found['resident_bytes'] / 1e6:.0f} MB resident more, "
         f"{found['import_s'] * 1e3:.0f} ms"
     )
+    for name, cost in found["agent"].items():
+        print(
+            f"agent, {name}, 50 steps/s of batch 16: {cost['agent_cpu_ratio']:.1%} of one core, "
+            f"{cost['agent_pss_bytes'] / 1e6:.0f} MB PSS; the bars are 5 % and 120 MB"
+        )
     calm = found["no_fault"]
     print(
         f"no fault: {calm['seconds']:.0f} s, {calm['steps']:,} steps, {calm['requests']} requests: "
-        f"{len(calm['findings'])} findings; the agent {calm['agent_cpu_ratio']:.1%} of one core, "
-        f"{calm['agent_pss_bytes'] / 1e6:.0f} MB PSS"
+        f"{len(calm['findings'])} findings"
     )
     for each in calm["findings"]:
         print(
