@@ -73,6 +73,36 @@ def test_rolled_over_tls_twice_and_the_same(
     assert "cannot" in untrusting.stderr
 
 
+def test_the_same_questions_and_the_same_retention_as_in_a_folder(
+    recording: Path, server: S3Server, certificates: Certificates, tmp_path: Path
+) -> None:
+    trusting = {**server.environ, "AWS_CA_BUNDLE": str(certificates.ca)}
+    folder = str(tmp_path / "folder")
+    long = tmp_path / "long.toml"
+    long.write_text("[raw]\nkeep_days = 36000\n[hourly]\nkeep_days = 36000\n")
+    short = tmp_path / "short.toml"
+    short.write_text("[raw]\nkeep_days = 1\n[hourly]\nkeep_days = 36000\n")
+    answers, deleted = [], []
+    for store in (STORE, folder):
+        ran = dsagent("roll", str(recording), store, "--pod", "pod-1", **trusting)
+        assert ran.returncode == 0, ran.stderr
+        ran = dsagent("retain", store, "--policy", str(long), "--json", **trusting)
+        assert ran.returncode == 0, ran.stderr
+        assert json.loads(ran.stdout)["batches_added_up"] == 2
+        for question in ("slowest", "causes", "culprits", "latency"):
+            ran = dsagent("fleet", "sql", store, question, "--json", **trusting)
+            assert ran.returncode == 0, ran.stderr
+            answers.append(sorted(map(str, json.loads(ran.stdout)["rows"])))
+        ran = dsagent("retain", store, "--policy", str(short), "--json", **trusting)
+        assert ran.returncode == 0, ran.stderr
+        deleted.append([(d["tier"], d["files"]) for d in json.loads(ran.stdout)["deleted"]])
+    assert answers[:4] == answers[4:]
+    assert all(answers)
+    assert deleted[0] == deleted[1]
+    left = [name for name in server.objects() if not name.endswith("/")]
+    assert {name.split("/")[2] for name in left} == {"hourly", "aggregated"}
+
+
 def test_who_has_the_wrong_key_is_told_in_one_line(
     recording: Path, server: S3Server, certificates: Certificates
 ) -> None:

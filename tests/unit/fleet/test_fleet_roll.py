@@ -20,7 +20,7 @@ from dsagent.agent.fleet.folder import FolderStore
 from dsagent.agent.fleet.layout import place_of
 from dsagent.agent.fleet.roll import Rolled, roll
 from dsagent.agent.sinks.recording import RecordingSink
-from dsagent.agent.sinks.schema import TABLES
+from dsagent.agent.sinks.schema import TABLES, VERSION
 
 FIVE = (0, 10 * S, HOUR - 5 * S, HOUR + 5 * S, 2 * HOUR)
 
@@ -261,6 +261,29 @@ def test_unmasked_it_is_as_it_was(recording: Path, store: FolderStore) -> None:
             for row in pq.read_table(Path(store.url) / found.path, partitioning=None).to_pylist()
         ]
         assert back == rows
+
+
+def test_an_hour_outlives_an_upgrade(recording: Path, store: FolderStore) -> None:
+    rolled(recording, store)
+    for found in list(store.list("rolled")):
+        path = Path(store.url) / found.path
+        text = path.read_text()
+        assert f'"schema_version": {VERSION}' in text
+        path.write_text(text.replace(f'"schema_version": {VERSION}', '"schema_version": 1'))
+    assert rolled(recording, store).segments_before == 5
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": "x"}', "[" * 100_000])
+def test_a_manifest_that_is_none_stops_its_hour_and_says_which(
+    recording: Path, store: FolderStore, text: str
+) -> None:
+    rolled(recording, store)
+    path = Path(store.url) / next(iter(store.list("rolled"))).path
+    path.write_text(text)
+    before = names(store)
+    with pytest.raises(DsagentError, match=f"{path.name}.*move it away"):
+        rolled(recording, store)
+    assert names(store) == before
 
 
 def test_no_recording_there(tmp_path: Path, store: FolderStore) -> None:
