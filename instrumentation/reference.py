@@ -23,6 +23,7 @@ from dsagent.instrumentation.ring_lazy import LazyRing
 from dsagent.instrumentation.rows import ShareRow, StepHead
 
 _MAX_OPEN = 65_536  # requests remembered between opening and closing
+STOP_DEADLINE_S = 5.0  # for a profiler's last push
 _RING_WAIT_S = 5.0  # for the loop's first sign of life
 
 P = ParamSpec("P")
@@ -183,9 +184,11 @@ class ProfiledObserver(ReferenceObserver):
         super().__init__(engine_id=engine_id, exporter=exporter)
         self._profiler = profiler
 
-    @_kept_from_the_engine(Role.SCHEDULER)
     def _enter(self, phase: str) -> None:
-        self._profiler.enter(phase)
+        try:
+            self._profiler.enter(phase)
+        except Exception:  # noqa: BLE001  telemetry must not fail into the engine
+            self.failures += 1  # not in the ring, which lacks nothing for it
 
     def step_scheduled(self, prefill_tokens: int, decode_tokens: int) -> None:
         both = "mixed" if decode_tokens else "prefill"
@@ -197,7 +200,7 @@ class ProfiledObserver(ReferenceObserver):
 
     def close(self) -> None:
         super().close()
-        self._profiler.stop(deadline_s=5.0)
+        self._profiler.stop(STOP_DEADLINE_S)
 
 
 def closed_record(life: RequestLife, context: TraceContext, *, exported: bool) -> RequestRecord:
