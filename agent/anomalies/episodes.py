@@ -121,7 +121,7 @@ class Episodes:
         return self.open
 
     def _close(self, state: State, told: Finding, now_ns: int) -> Finding:
-        self.open = None
+        self.open, self._told_ns = None, now_ns
         return replace(told, state=state, now_ns=now_ns)
 
 

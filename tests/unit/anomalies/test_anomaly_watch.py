@@ -7,6 +7,7 @@ import random
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from made import MS, S, account, step
 
 from dsagent.agent.account import Part
 from dsagent.agent.anomalies.detector import MAX_SETTINGS, Detector
-from dsagent.agent.anomalies.episodes import USUAL_NS
+from dsagent.agent.anomalies.episodes import REST_NS, USUAL_NS
 from dsagent.agent.anomalies.features import (
     REQUEST_E2E_NS,
     STEP_DURATION_NS,
@@ -158,6 +159,19 @@ def test_a_fault_that_comes_and_goes_makes_no_storm() -> None:
         told += run(watch, steps, 50, forward_ns=3.0)
         told += run(watch, steps, 50)
     assert len(told) <= 2
+
+
+def test_after_an_episode_it_rests() -> None:
+    watch, steps = AnomalyWatch(), Steps()
+    run(watch, steps, 1000)
+    told = []
+    for _ in range(12):  # two minutes: long enough without for an episode to be over
+        told += run(watch, steps, 150, forward_ns=3.0)
+        told += run(watch, steps, 350)
+    assert len(told) >= 4
+    for earlier, later in pairwise(told):
+        if later.name == "anomaly.begun":
+            assert later.mono_ns - earlier.mono_ns >= REST_NS
 
 
 def test_a_larger_movement_is_told_while_a_smaller_one_lasts() -> None:
