@@ -29,6 +29,7 @@ MAX_TRACE_BYTES = 16 << 20
 MAX_SAID_BYTES = 16 << 10
 RETRY_S = 60.0  # until a process is tried again that could not be sampled
 MAX_PROCESSES = 64
+MAX_REPEATS = 1_000_000  # that py-spy is believed
 
 # As children.dying_with_us, and tells when it becomes py-spy: that is the trace's time 0.
 _LAUNCH = """
@@ -236,9 +237,6 @@ class _Run:
     def _close_files(self) -> None:
         self._trace.close()
         self._said.close()
-
-
-MAX_REPEATS = 1_000_000
 
 
 def _read(file: IO[bytes], most: int) -> bytes:

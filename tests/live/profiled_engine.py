@@ -1,6 +1,7 @@
-"""The reference engine whose sampler computes in vain for so many milliseconds each step.
+"""The reference engine whose sampler computes in vain each step, for so many milliseconds of CPU
+time: busy neighbours stretch them as they do the model's.
 
-python profiled_engine.py MILLISECONDS --model … --port …
+    python profiled_engine.py MILLISECONDS --model … --port …
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dsagent.instrumentation import reference
 
 
 def computes_in_vain(until_s: float) -> None:
-    while time.perf_counter() < until_s:
+    while time.thread_time() < until_s:
         pass
 
 
@@ -24,7 +25,7 @@ def main(argv: list[str]) -> int:
     original = names["sample"]
 
     def slow_sample(*args: Any) -> Any:
-        computes_in_vain(time.perf_counter() + seconds)
+        computes_in_vain(time.thread_time() + seconds)
         return original(*args)
 
     if seconds:

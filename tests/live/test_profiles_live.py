@@ -164,10 +164,10 @@ def test_decode_samples_are_in_forward() -> None:
 @pytest.mark.smollm2
 def test_a_slow_sampler_is_seen_where_it_is() -> None:
     with recording() as recorder:
-        samples = profiled(150, recorder)
+        samples = profiled(300, recorder)
     decode_ns = cpu_ns(samples, phase="decode")
     assert decode_ns > 1e9
-    assert cpu_ns(samples, IN_VAIN, "decode") > 0.4 * decode_ns
+    assert cpu_ns(samples, IN_VAIN, "decode") > 0.25 * decode_ns
     callers = Counter(
         sample.frames[index - 1][0]
         for sample in samples
