@@ -170,6 +170,11 @@ class Readings:
     otlp_bodies: list[OtlpBody] = field(default_factory=list)  # to be passed on unchanged
     profiles: list[Recorded] = field(default_factory=list)
 
+    @property
+    def ended(self) -> list[int]:
+        """The request_keys of all that is not open any more."""
+        return [*(record.request_key for record in self.closed), *self.forgotten]
+
 
 class Source(Protocol):
     """Reads one kind of fact. One thread calls all its methods."""

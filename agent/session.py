@@ -277,6 +277,7 @@ class Session:
                 facts_complete_ns=facts_complete_ns(brought),
                 view=view,
                 opened=opened,
+                ended=tuple(key for readings in brought for key in readings.ended),
                 accounts=tuple(accounts),
                 steps=steps,
                 rank_steps=tuple(step for readings in brought for step in readings.rank_steps),

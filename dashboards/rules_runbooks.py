@@ -46,6 +46,8 @@ REMEDIES: dict[str, str] = {
     "unobserved": "A source was off: `dsagent doctor` says why.",
     "unattributed": "No evidence names a cause. `dsagent probes` and `dsagent doctor` say what "
     "cannot be seen here.",
+    "unfinished": "They have not ended yet: `dsagent explain TRACE_ID` says where their time has "
+    "gone so far.",
     "own work": "Nothing was unusual: the limit is tighter than what such requests take. Change "
     "the limit, or the capacity.",
 }

@@ -19,6 +19,7 @@ from dsagent.dashboards.rules_texts import MODEL
 STEP_S = 60.0  # from one evaluation to the next, unscaled: the first page's windows are 60 and 5
 GOOD, BURNING, AFTER = 70, 62, 20  # steps
 END, LATER = GOOD + BURNING, GOOD + BURNING + AFTER - 2
+RELIEF = END + 7  # the short window is good again, but not for its length yet
 
 CAUSES = (("batch.prefill_interference", 3), ("cpu.runqueue", 1))  # seconds a step
 
@@ -52,7 +53,14 @@ BURNING_STORIES = (
         "burns, then its requests are good again",
         f"0+10x{END + AFTER}",
         f"{_BURNS} {_BURNT}x{AFTER}",
-        ((BURN, GOOD - 5, False), (BURN, END, True), (NO_DATA, END, False), (BURN, LATER, False)),
+        (
+            (BURN, GOOD - 5, False),
+            (BURN, END, True),
+            (NO_DATA, END, False),
+            (BURN, RELIEF, True),
+            (NO_DATA, RELIEF, False),
+            (BURN, LATER, False),
+        ),
     ),
     _Story(
         "burns, then requests stop: not enough data, not resolved",

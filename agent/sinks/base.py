@@ -35,6 +35,7 @@ class Explained:
     facts_complete_ns: int | None = None
     view: View = field(default_factory=View)  # by which the accounts were made
     opened: tuple[RequestOpen, ...] = ()
+    ended: tuple[int, ...] = ()  # request_keys: their end was read, or is lost; accounts follow
     accounts: tuple[Account, ...] = ()
     steps: tuple[Step, ...] = ()
     rank_steps: tuple[RankStep, ...] = ()

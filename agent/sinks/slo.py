@@ -42,6 +42,9 @@ class SloSink:
         self._anchor = batch.anchor
         target = batch.target
         self._instance = {"service": target.service_name, "engine": target.engine}
+        self._evaluator.see(batch.opened, batch.ended, batch.steps)
+        if batch.due_ns >= batch.now_ns:  # nothing lies unread
+            self._evaluator.judge_unfinished(batch.attached_ns, batch.now_ns)
         alerts, changes = self._evaluator.take(batch.accounts, batch.sources, batch.now_ns)
         self._tell(alerts, batch.anchor)
         for change in changes:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dsagent.agent.account import Account, Culprit, Part
 from dsagent.agent.slo.verdicts import Verdict
+from dsagent.instrumentation.records import RequestOpen
 
 KEPT_VIOLATORS = 256  # of one series
 MOST_CAUSES = 3
@@ -15,6 +16,7 @@ MOST_CULPRITS = 3
 MOST_EXEMPLARS = 3
 LEAST_RATIO = 0.05  # a smaller share of the burnt budget is not worth naming
 UNATTRIBUTED = "unattributed"
+UNFINISHED = "unfinished"  # it goes on: why is known when it has ended
 OWN_WORK = "own work"  # nothing was unusual: the limit is tighter than what such a request takes
 
 
@@ -71,6 +73,13 @@ def violator(account: Account, verdict: Verdict, now_ns: int) -> Violator:
     )
 
 
+def unfinished_violator(opened: RequestOpen, over_ns: float, now_ns: int) -> Violator:
+    """What is known of a bad request that goes on."""
+    trace_id = f"{opened.trace_id:032x}"
+    causes = {UNFINISHED: over_ns}
+    return Violator(now_ns, trace_id, opened.sampled is not False, over_ns, causes, ())
+
+
 def _parts_of(
     account: Account, verdict: Verdict
 ) -> tuple[tuple[Part, ...], int, Mapping[str, float]]:
@@ -108,6 +117,11 @@ class Violators:
 
     def add(self, each: Violator) -> None:
         self._kept.append(each)
+
+    def forget(self, trace_id: str) -> None:
+        """More is known of it now."""
+        kept = [each for each in self._kept if each.trace_id != trace_id]
+        self._kept = deque(kept, maxlen=KEPT_VIOLATORS)
 
     def explain(self, since_ns: int) -> Explanation:
         """Of those that came since then."""

@@ -15,8 +15,9 @@ from dsagent.agent.facts import SourceStatus
 from dsagent.agent.slo.alarm import Alarm, AlarmState, Arrivals
 from dsagent.agent.slo.alert import BLIND, BURN, CACHE, Alert, because, burn_text
 from dsagent.agent.slo.cache import Circuit, CircuitChange
-from dsagent.agent.slo.causes import Explanation, Violators, violator
+from dsagent.agent.slo.causes import Explanation, Violators, unfinished_violator, violator
 from dsagent.agent.slo.file import SloFile
+from dsagent.agent.slo.limits import Limit
 from dsagent.agent.slo.policy import (
     MIN_EVENTS,
     BurnWindow,
@@ -25,8 +26,10 @@ from dsagent.agent.slo.policy import (
     budget_ratio,
     burn_rate,
 )
+from dsagent.agent.slo.unfinished import Unfinished
 from dsagent.agent.slo.verdicts import Judge, SeriesKey, Verdict
 from dsagent.agent.slo.window import S, SlidingCounts
+from dsagent.instrumentation.records import RequestOpen, Step
 
 AlertState = Literal["burning", "not enough data", "blind", "recovered"]
 SeriesState = Literal["ok", "ticket", "page", "not_enough_data", "blind"]
@@ -71,6 +74,7 @@ class Evaluator:
         self._judge = Judge(file.limits)
         self._windows = agent_windows(file.windows_divided_by)
         self._lengths = sorted({s for w in self._windows for s in (w.long_s, w.short_s)})
+        self._unfinished = Unfinished()
         self.series: dict[SeriesKey, Series] = {}
         self.circuits = tuple(Circuit(alert) for alert in file.cache)
         self.is_blind = False
@@ -83,6 +87,24 @@ class Evaluator:
     def shown_lengths_s(self) -> tuple[float, float]:
         """The windows that its metrics tell of: the fastest pair's, in seconds."""
         return self._windows[0].short_s, self._windows[0].long_s
+
+    def see(
+        self, opened: Iterable[RequestOpen], ended: Iterable[int], steps: Iterable[Step]
+    ) -> None:
+        """What is under way, before the accounts of the same tick are taken."""
+        self._unfinished.see(opened, ended, steps)
+
+    def judge_unfinished(self, attached_ns: int, now_ns: int) -> None:
+        """Who goes on beyond a limit violates it now. Not to be asked while something lies unread:
+        an end may be in it."""
+        known = self._judge.of_unfinished()
+        if known is None or self.is_blind or self._eyes_turned_ns is not None:
+            return
+        limit, model = known
+        for request, objective, over_ns in self._unfinished.overdue(limit, attached_ns, now_ns):
+            key = self._judge.key_of(limit, objective, model)
+            series = self._count(key, limit, now_ns, is_bad=True)
+            series.violators.add(unfinished_violator(request, over_ns, now_ns))
 
     def take(
         self, accounts: Iterable[Account], sources: Iterable[SourceStatus], now_ns: int
@@ -112,8 +134,15 @@ class Evaluator:
         ]
 
     def _add(self, account: Account, now_ns: int) -> None:
+        judged = self._unfinished.take_judged(account.record.request_key)
         for verdict in self._judge.verdicts(account):
-            self._count(account, verdict, now_ns)
+            if verdict.key.objective in judged:  # counted while it went on; now it is known why
+                series = self.series[verdict.key]
+                series.violators.forget(account.trace_id)
+            else:
+                series = self._count(verdict.key, verdict.limit, now_ns, is_bad=verdict.is_bad)
+            if verdict.is_bad:
+                _blame(series, account, verdict, now_ns)
         record = account.record
         served = record.first_scheduled_ns is not None and not account.partial
         if served and record.prompt_tokens and record.cached_tokens is not None:
@@ -121,28 +150,23 @@ class Evaluator:
                 if circuit.alert.name == "prefix":
                     circuit.add(record.cached_tokens, record.prompt_tokens, now_ns)
 
-    def _count(self, account: Account, verdict: Verdict, now_ns: int) -> None:
-        series = self.series.get(verdict.key)
+    def _count(self, key: SeriesKey, limit: Limit, now_ns: int, *, is_bad: bool) -> Series:
+        series = self.series.get(key)
         if series is None:
-            series = self.series[verdict.key] = self._new(verdict, now_ns)
+            series = self.series[key] = self._new(key, limit, now_ns)
         series.events += 1
         series.arrivals.add(now_ns)
-        series.bad += verdict.is_bad
+        series.bad += is_bad
         for counts in series.counts.values():
-            counts.add(now_ns, 1, int(verdict.is_bad))
+            counts.add(now_ns, 1, int(is_bad))
         for alarm in series.alarms:
-            alarm.add(verdict.is_bad)
-        if verdict.is_bad:
-            found = violator(account, verdict, now_ns)
-            series.violators.add(found)
-            if verdict.over_ns is not None:
-                for cause, ns in found.causes.items():
-                    series.burnt_s[cause] = series.burnt_s.get(cause, 0.0) + ns / 1e9
+            alarm.add(is_bad)
+        return series
 
-    def _new(self, verdict: Verdict, now_ns: int) -> Series:
-        budget = budget_ratio(verdict.limit.objectives[verdict.key.objective])
+    def _new(self, key: SeriesKey, limit: Limit, now_ns: int) -> Series:
+        budget = budget_ratio(limit.objectives[key.objective])
         return Series(
-            verdict.key,
+            key,
             budget,
             now_ns,
             {length_s: SlidingCounts(length_s) for length_s in self._lengths},
@@ -253,6 +277,15 @@ class Evaluator:
             series.arrivals.last_ns += length_ns
             for alarm in series.alarms:
                 alarm.unseen(length_ns)
+
+
+def _blame(series: Series, account: Account, verdict: Verdict, now_ns: int) -> None:
+    """Says why a bad request was bad."""
+    found = violator(account, verdict, now_ns)
+    series.violators.add(found)
+    if verdict.over_ns is not None:
+        for cause, ns in found.causes.items():
+            series.burnt_s[cause] = series.burnt_s.get(cause, 0.0) + ns / 1e9
 
 
 def _circuit_alert(change: CircuitChange, now_ns: int) -> Alert:

@@ -87,6 +87,15 @@ class Limits:
             return None
         return prompt_classes(self.prompt_bounds)[bisect_left(self.prompt_bounds, prompt_tokens)]
 
+    def of_any(self, model: str) -> Limit | None:
+        """The entry that counts for every request for this model; None where that depends on whose
+        it is or how long, which is not known before it has ended."""
+        for each in self.entries:
+            if fnmatchcase(model, each.model):
+                depends = each.tenant is not None or each.prompt_class is not None or each.by
+                return None if depends else each
+        return None
+
     def violated(self, account: Account) -> list[str]:
         """Which of ttft, tpot, e2e are above their limit. A value that is absent is not judged,
         and neither is a partial or unfinished request."""

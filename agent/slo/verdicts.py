@@ -102,6 +102,22 @@ class Judge:
                 else None
             ),
         )
+        return self._bounded(key)
+
+    def of_unfinished(self) -> tuple[Limit, str] | None:
+        """By which limit to judge a request that has not ended, and its model. Known only where one
+        model has been served so far and its limit depends on nothing else."""
+        if len(self._models) != 1:
+            return None
+        (model,) = self._models
+        limit = self._limits.of_any(model)
+        return None if limit is None else (limit, model)
+
+    def key_of(self, limit: Limit, objective: Objective, model: str) -> SeriesKey:
+        """Of a limit that `of_unfinished` gave."""
+        return self._bounded(SeriesKey(limit.label, objective, model))
+
+    def _bounded(self, key: SeriesKey) -> SeriesKey:
         if key in self._keys or len(self._keys) < MAX_SERIES:
             self._keys.add(key)
             return key

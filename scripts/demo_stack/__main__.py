@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from alert_hook import Notice, NotToldError, WebHook
-from alert_servers import Service, ServiceError, alert_servers, free_port
+from alert_servers import Service, ServiceError, alert_servers, free_port, require_servers
 from crowd import LoadError
 from story import Act, Story, measure, slo_file
 
@@ -61,6 +61,7 @@ class Told:
 
 
 def play(model: str, told: Told, folder: Path) -> tuple[list[Act], dict[str, Any]]:
+    require_servers()
     with contextlib.ExitStack() as stack:
         hook = stack.enter_context(WebHook(told.alert))
         told.say(f"starting the bundled engine with {model}")

@@ -22,6 +22,7 @@ READY_S = 60.0
 STOP_S = 10.0
 LOOK_S = 0.05
 ANSWER_S = 5.0
+PROMETHEUS, ALERTMANAGER = "prometheus", "prometheus-alertmanager"
 LISTENS = r'msg="Listening on" address=(\S+)'
 
 
@@ -29,18 +30,29 @@ class ServiceError(Exception):
     """A server that the demonstration needs is missing, or did not do what it should."""
 
 
+def which(name: str) -> str:
+    """Its path. Raises ServiceError where it is not there."""
+    path = shutil.which(name)
+    if path is None:
+        raise ServiceError(f"no {name} here: as root, bash scripts/setup.sh installs it")
+    return path
+
+
+def require_servers() -> None:
+    """Raises ServiceError where one of them is missing."""
+    for name in (PROMETHEUS, ALERTMANAGER):
+        which(name)
+
+
 class Service:
     """One process; its output goes to a file."""
 
     def __init__(self, name: str, argv: Sequence[str], folder: Path) -> None:
-        program = shutil.which(argv[0])
-        if program is None:
-            raise ServiceError(f"no {argv[0]} here: as root, bash scripts/setup.sh installs it")
         self.name = name
         self._log = folder / f"{name}.log"
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                dying_with_us([program, *argv[1:]]),
+                dying_with_us(argv),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -123,7 +135,7 @@ def alert_servers(
         alertmanager = _started(
             stack,
             folder,
-            "prometheus-alertmanager",
+            ALERTMANAGER,
             _alertmanager_config(hook_url),
             (f"--storage.path={folder}/alertmanager", "--cluster.listen-address="),
         )
@@ -131,7 +143,7 @@ def alert_servers(
         prometheus = _started(
             stack,
             folder,
-            "prometheus",
+            PROMETHEUS,
             _prometheus_config(rules, scraped, alertmanager_address, scrape_s),
             (f"--storage.tsdb.path={folder}/prometheus",),
         )
@@ -149,7 +161,7 @@ def _started(
 ) -> Service:
     path = folder / f"{program}.yml"
     path.write_text(json.dumps(config))  # JSON is YAML
-    argv = [program, f"--config.file={path}", "--web.listen-address=127.0.0.1:0", *flags]
+    argv = [which(program), f"--config.file={path}", "--web.listen-address=127.0.0.1:0", *flags]
     service = Service(program, argv, folder)
     stack.callback(service.stop)
     return service

@@ -20,13 +20,19 @@ from dsagent.agent.slo_metrics import SloFigures
 PAGE = ("firing", "burning", "page")
 
 
-def test_a_violation_is_told_within_18_seconds_after_an_hour_of_health(watch: Watch) -> None:
-    watch.run(3600)
+@pytest.mark.parametrize("slower", [1, 3])
+@pytest.mark.parametrize("objective_ratio", [0.95, 0.99, 0.999])
+def test_a_violation_is_told_within_18_seconds_after_an_hour_of_health(
+    objective_ratio: float, slower: int
+) -> None:
+    """Five requests a second, then as many or fewer, all of them bad."""
+    watch = Watch(objective_ratio=objective_ratio)
+    watch.run(3600, n=5)
     assert watch.told() == []
     assert watch.states() == ["ok"]
     began_ns = watch.now_ns
     while not watch.alerts:
-        watch.run(1, bad=True)
+        watch.run(0.2 * slower, every_s=0.2 * slower, bad=True)
         assert watch.now_ns - began_ns <= 18 * S
     (alert,) = watch.alerts
     assert alert.labels == {

@@ -96,7 +96,7 @@ def test_rules_find_what_a_scrape_shows(tmp_path: Path) -> None:
         f'dsagent_slo_state{{{series},state="ok"}}': 0,
         f"dsagent_slo_objective_ratio{{{series}}}": 0.99,
         f"dsagent_slo_burnt_cause_seconds_total{{{series},{cause}}}": 19 * 0.6,
-        f'dsagent_slo_burn_rate_ratio{{{series},window="60s"}}': 19 / 30 / 0.01,
+        f'dsagent_slo_burn_rate_ratio{{{series},window="15s"}}': 1 / 0.01,
         "dsagent_slo_blind": 0,
         'dsagent_slo_cache_circuit{cache_name="prefix",action="bypass"}': 0,
         'dsagent_slo_cache_hit_ratio{cache_name="prefix",action="bypass"}': 0.25,

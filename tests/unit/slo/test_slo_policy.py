@@ -74,8 +74,9 @@ def test_the_workbooks_windows_scaled_and_not() -> None:
         ("ticket", 1.0, 259200, 21600),
     ]
     assert (windows(60)[0].long_s, windows(60)[0].short_s) == (60, 5)
-    assert agent_windows()[0] is AT_ONCE
-    assert len(agent_windows(60)) == 4
+    assert agent_windows()[:2] == AT_ONCE
+    assert len(agent_windows(60)) == 5
+    assert agent_windows(3600) == windows(3600)
     assert windows()[0].threshold_ratio(0.01) == pytest.approx(0.144)
     assert windows()[0].threshold_ratio(0.3) == 0.95
     assert windows()[0].threshold_ratio(0.0) == 0.0
