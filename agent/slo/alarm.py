@@ -119,4 +119,4 @@ def is_burning(
     threshold = window.threshold_ratio(budget)
     if not recent_bad or bad <= events * threshold or recent_bad <= recent * threshold:
         return False
-    return is_evident(bad, events, budget)
+    return is_evident(bad, events, budget, window.max_chance)

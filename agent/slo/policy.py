@@ -26,6 +26,7 @@ class BurnWindow:
     factor: float
     long_s: float
     short_s: float
+    max_chance: float = MAX_CHANCE
 
     def threshold_ratio(self, budget_ratio: float) -> float:
         """Of all events, which ratio must be bad; 0 where nothing may fail."""
@@ -41,8 +42,12 @@ WORKBOOK = (
 # An hour that began well hides minutes in which everything fails. The agent looks every fraction
 # of a second, so it can tell sooner than rules over scrapes could. What is slow ends more rarely
 # than what went before it and has to outweigh it: hence the shorter pair. The longer one is for
-# those who have not ten requests in 15 seconds.
-AT_ONCE = (BurnWindow("page", 14.4, 15.0, 5.0), BurnWindow("page", 14.4, MINUTE_S, 5.0))
+# those who have not ten requests in 15 seconds. There are thousands of such windows in a day, and
+# each is a chance of a false alarm: less of it is left to them.
+AT_ONCE = (
+    BurnWindow("page", 14.4, 15.0, 5.0, max_chance=1e-6),
+    BurnWindow("page", 14.4, MINUTE_S, 5.0, max_chance=1e-6),
+)
 
 
 def windows(divided_by: float = 1.0) -> tuple[BurnWindow, ...]:
@@ -71,11 +76,11 @@ def burn_rate(bad: int, events: int, budget: float) -> float | None:
     return bad / events / budget
 
 
-def is_evident(bad: int, events: int, budget: float) -> bool:
+def is_evident(bad: int, events: int, budget: float, max_chance: float = MAX_CHANCE) -> bool:
     """Whether so many bad ones are more than chance would make of an exactly kept objective."""
     if events < MIN_EVENTS or bad < MIN_BAD:
         return False
-    return chance(bad, events, budget) <= MAX_CHANCE
+    return chance(bad, events, budget) <= max_chance
 
 
 def chance(bad: int, events: int, ratio: float) -> float:

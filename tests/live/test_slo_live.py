@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.ebpf
 PATIENCE_S = 90.0  # for what must happen; only a failure ever waits so long
 LONG_PROMPT_WORDS = 270  # of tiny-llama's 2,048 tokens, each a byte
 CULPRITS = 3
+HANGING: dict[str, Any] = {"clients": 16, "max_tokens": (24, 40), "seed": 2}
 
 
 class WebHook:
@@ -133,22 +135,54 @@ def test_the_alert_names_the_cause_is_resolved_and_tells_silence_from_it(tmp_pat
         hook.close()
 
 
+def attach(
+    target: Engine, hook: WebHook, folder: Path, limits: dict[str, Any]
+) -> subprocess.Popen[str]:
+    file = {"slo": [limits], "webhook": hook.url, "windows_divided_by": 600}
+    (folder / "slo.yaml").write_text(json.dumps(file))  # JSON is YAML
+    agent = subprocess.Popen(
+        [
+            *(DSAGENT, "attach", str(target.pid), "--json", "--max-overhead", "50%"),
+            *("--slo", str(folder / "slo.yaml"), "--prometheus", "127.0.0.1:0"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_line(agent, "attached to")  # or ends it
+    return agent
+
+
+def test_a_server_that_hangs_is_told_while_it_hangs(tmp_path: Path) -> None:
+    """Stopped, it ends no request and makes no step: only those under way can tell."""
+    hook = WebHook()
+    try:
+        with engine("tiny-llama") as target, Load(target, **HANGING) as load:
+            limits = {"model": "tiny-*", "e2e_ms": 10_000, "objective": 99}
+            agent = attach(target, hook, tmp_path, limits)
+            try:
+                load.wait_for(20)
+                target.process.send_signal(signal.SIGSTOP)
+                alert = hook.wait(is_page("burning"))
+                target.process.send_signal(signal.SIGCONT)
+                load.wait_for(20)
+                later = hook.wait(lambda each: each["status"] == "resolved")
+            finally:
+                target.process.send_signal(signal.SIGCONT)
+                agent.terminate()
+                agent.communicate(timeout=60)
+    finally:
+        hook.close()
+    assert alert["annotations"]["top_cause"] == "unfinished"
+    assert set(alert["dsagent"]["trace_ids"]) <= {sent.trace_id for sent in load.sent}
+    assert later["fingerprint"] == alert["fingerprint"]
+
+
 def watch(target: Engine, hook: WebHook, folder: Path) -> None:
     with Load(target, clients=2, max_tokens=(24, 40), seed=1) as load:
         limits = {"model": "tiny-*", "tpot_ms": limit_between(target, load), "objective": 95}
-        file = {"slo": [limits], "webhook": hook.url, "windows_divided_by": 600}
-        (folder / "slo.yaml").write_text(json.dumps(file))  # JSON is YAML
-        agent = subprocess.Popen(
-            [
-                *(DSAGENT, "attach", str(target.pid), "--json", "--max-overhead", "50%"),
-                *("--slo", str(folder / "slo.yaml"), "--prometheus", "127.0.0.1:0"),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        agent = attach(target, hook, folder, limits)
         try:
-            wait_for_line(agent, "attached to")
             load.wait_for(100)
             with long_prefills(target):
                 alert = hook.wait(is_page("burning"))
