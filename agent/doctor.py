@@ -141,9 +141,25 @@ def capabilities(places: Places) -> Check:
             "fail",
             f"not permitted, {names} missing",
             NO_KERNEL_SOURCE,
-            "run as root or grant them",
+            _how_to_have_them(missing, places),
         )
     return Check("capabilities", "ok", "CAP_BPF and CAP_PERFMON are in effect")
+
+
+def _how_to_have_them(missing: set[Capability], places: Places) -> str:
+    """In a container, capabilities that are added reach uid 0 only, and others by a file."""
+    status = places.proc / "self/status"
+    granted = missing <= privileges.bounding_capabilities(status)
+    if not granted or privileges.is_root(status):
+        return "run as root or grant them"
+    if privileges.no_new_privs(status):
+        return (
+            "they are granted, but not to this user: run as uid 0 (a program's file cannot bring "
+            "them along either, since no_new_privs is set)"
+        )
+    return (
+        "they are granted, but not to this user: run as uid 0, or give them to the program's file"
+    )
 
 
 def libbpf(places: Places) -> Check:

@@ -29,12 +29,31 @@ class Capability(IntEnum):
 
 def effective_capabilities(status: Path = STATUS) -> frozenset[Capability]:
     """Those in effect. CAP_SYS_ADMIN stands for CAP_BPF and CAP_PERFMON too, as in the kernel."""
-    found = re.search(r"^CapEff:\s+([0-9a-f]+)$", status.read_text(), re.MULTILINE)
+    return _capabilities("CapEff", status)
+
+
+def bounding_capabilities(status: Path = STATUS) -> frozenset[Capability]:
+    """Those that this process, or a program that it runs, could have."""
+    return _capabilities("CapBnd", status)
+
+
+def _capabilities(name: str, status: Path) -> frozenset[Capability]:
+    found = re.search(rf"^{name}:\s+([0-9a-f]+)$", status.read_text(), re.MULTILINE)
     bits = int(found.group(1), 16) if found else 0
     held = {capability for capability in Capability if bits >> capability & 1}
     if Capability.CAP_SYS_ADMIN in held:
         held |= {Capability.CAP_BPF, Capability.CAP_PERFMON}
     return frozenset(held)
+
+
+def is_root(status: Path = STATUS) -> bool:
+    """Whether uid 0 is in effect, whatever that may do here."""
+    return re.search(r"^Uid:\s+\d+\s+0\s", status.read_text(), re.MULTILINE) is not None
+
+
+def no_new_privs(status: Path = STATUS) -> bool:
+    """Whether no program that is run here may have more rights than this process."""
+    return re.search(r"^NoNewPrivs:\s+1$", status.read_text(), re.MULTILINE) is not None
 
 
 def lockdown(path: Path = LOCKDOWN) -> str | None:

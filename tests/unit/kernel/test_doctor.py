@@ -101,6 +101,26 @@ def test_capabilities(places: Places, effective: str, state: str, missing: str) 
     assert missing in check.found
 
 
+@pytest.mark.parametrize(
+    ("uid", "bounding", "privs", "fix"),
+    [
+        ("0", "0000000000000000", "1", "run as root or grant them"),
+        ("0", "000000c000080000", "1", "run as root or grant them"),  # it has let go of them
+        ("1000", "0000000000000000", "1", "run as root or grant them"),
+        ("1000", "000000c000080000", "0", "to the program's file"),
+        ("1000", "000000c000080000", "1", "no_new_privs"),
+    ],
+)
+def test_who_is_not_root_is_told_where_its_containers_capabilities_went(
+    places: Places, uid: str, bounding: str, privs: str, fix: str
+) -> None:
+    (places.proc / "self/status").write_text(
+        f"Uid:\t{uid}\t{uid}\t{uid}\t{uid}\nCapEff:\t0000000000000000\nCapBnd:\t{bounding}\n"
+        f"NoNewPrivs:\t{privs}\n"
+    )
+    assert fix in _by_name(run_checks(places=places))["capabilities"].fix
+
+
 def test_a_process_without_capabilities_may_only_see_its_own_users(places: Places) -> None:
     (places.proc / "self/status").write_text("CapEff:\t0000000000000000\n")
     assert doctor.ptrace_permission(places).state == "warn"
