@@ -55,8 +55,8 @@ def roll(
 ) -> int:
     """Roll a recording into a store of Parquet partitions by hour.
 
-    The store is a folder or an S3-style bucket. Can be repeated: each segment is rolled once, and what an interrupted run left is done anew.
-    Ends with 1 where something could not be read.
+    The store is a folder or an S3-style bucket. Can be repeated: each segment is rolled once, and
+    what an interrupted run left is done anew. Ends with 1 where something could not be read.
 
     \b
     Examples:

@@ -222,6 +222,19 @@ def test_killed_at_any_moment_the_next_run_ends_with_the_same_rows(
     assert all(place_of(name) is not None for name in names(store))
 
 
+def test_what_a_killed_run_left_of_segments_that_are_gone_since_goes(
+    recording: Path, store: FolderStore
+) -> None:
+    """The agent's cap has removed the first: the batch has another name than the killed one's."""
+    arguments = [str(recording), store.url, "4", str(LATER_UNIX_NS)]
+    ended = subprocess.run([sys.executable, "-c", _KILLED, *arguments], check=False, timeout=60)
+    assert ended.returncode == -signal.SIGKILL
+    for path in recording.glob("*-00000001.parquet"):
+        path.unlink()
+    assert rolled(recording, store).remnants_removed == 4
+    assert store_rows(store) == source_rows(recording)
+
+
 def test_a_link_in_the_store_is_not_followed(
     recording: Path, store: FolderStore, tmp_path: Path
 ) -> None:
