@@ -28,10 +28,13 @@ def read_segment(files: Mapping[str, Path]) -> dict[str, pa.Table]:
 
     Raises Unreadable, and FileNotFoundError where it has just been removed.
     """
-    return {table.name: _read(files[table.name], table) for table in TABLES if table.name in files}
+    return {
+        table.name: read_capped(files[table.name], table) for table in TABLES if table.name in files
+    }
 
 
-def _read(path: Path, table: Table) -> pa.Table:
+def read_capped(path: Path, table: Table) -> pa.Table:
+    """Not where it is larger than any agent makes it: anybody may have put it there."""
     if path.stat().st_size > MAX_FILE_BYTES:
         raise Unreadable(f"{path}: larger than any file of an agent")
     if unpacked_bytes(path) > MAX_UNPACKED_BYTES:

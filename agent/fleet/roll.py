@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsagent.agent.errors import DsagentError
-from dsagent.agent.fleet.batch import BatchWriter, read_segment
+from dsagent.agent.fleet.batch import BatchWriter, read_capped, read_segment
 from dsagent.agent.fleet.layout import (
     HOUR_NS,
     hour_end_ns,
@@ -37,7 +37,7 @@ from dsagent.agent.fleet.manifest import (
 from dsagent.agent.fleet.store import Store
 from dsagent.agent.sinks.recording_meta import read_meta
 from dsagent.agent.sinks.schema import POLLS, TABLES
-from dsagent.agent.sinks.tables import Unreadable, closed_segments, read_table
+from dsagent.agent.sinks.tables import Unreadable, closed_segments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -157,7 +157,7 @@ def _begun_ns(files: Mapping[str, Path], now_ns: int) -> int:
         some = next(iter(files.values()))
         raise Unreadable(f"{some}: its segment has no file {POLLS.name}")
     path = files[POLLS.name]
-    times = read_table(path, POLLS)["unix_ns"].to_pylist()
+    times = read_capped(path, POLLS)["unix_ns"].to_pylist()
     if not times or not EARLIEST_NS <= times[0] <= now_ns + CLOCK_AHEAD_NS:
         raise Unreadable(f"{path}: says no time at which it can have been written")
     first: int = times[0]

@@ -16,6 +16,7 @@ from fleet_recordings import HOUR, LATER_UNIX_NS, write_recording
 from made import S
 
 from dsagent.agent.errors import USAGE, DsagentError
+from dsagent.agent.fleet import batch as fleet_batch
 from dsagent.agent.fleet.folder import FolderStore
 from dsagent.agent.fleet.layout import place_of
 from dsagent.agent.fleet.roll import Rolled, roll
@@ -138,6 +139,20 @@ def test_a_segment_that_cannot_be_read_is_left_out_whole_counted_and_kept(
     assert victim.read_bytes() == damage
     assert (recording / "requests-00000002.parquet").exists()
     assert len(rolled(recording, store).left_out) == 1  # it is said each time
+
+
+def test_a_file_larger_than_any_agent_makes_is_not_read(
+    recording: Path, store: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    biggest = max(path.stat().st_size for path in recording.glob("*.parquet"))
+    monkeypatch.setattr(fleet_batch, "MAX_FILE_BYTES", biggest - 1)
+    done = rolled(recording, store)
+    assert done.left_out
+    assert all("larger than any file of an agent" in why for why in done.left_out)
+    monkeypatch.setattr(fleet_batch, "MAX_FILE_BYTES", biggest)
+    monkeypatch.setattr(fleet_batch, "MAX_UNPACKED_BYTES", 10)
+    done = rolled(recording, store)
+    assert all("once unpacked" in why for why in done.left_out)
 
 
 def test_a_clock_that_was_never_set_is_left_out(tmp_path: Path, store: FolderStore) -> None:
