@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
-import queue
 import selectors
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dsagent.agent import procfs
 from dsagent.agent.accountant import Accountant
+from dsagent.agent.calls import Calls
 from dsagent.agent.clock import Clock
 from dsagent.agent.control import ControlServer
 from dsagent.agent.engine_spans import EngineSpans
@@ -33,14 +32,13 @@ from dsagent.agent.guard import attempt
 from dsagent.agent.ledger import Ledger
 from dsagent.agent.normal_keeper import NormalKeeper
 from dsagent.agent.outlets import Outlets
-from dsagent.agent.overhead import OverheadMeter, Window, hooks_ns
 from dsagent.agent.probes import Tier
 from dsagent.agent.question import Question, parse_question
 from dsagent.agent.session_report import Counts, Live, agent_status, engine_status, summary
 from dsagent.agent.sink_news import SinkNews
 from dsagent.agent.sinks.base import Explained, Sink
-from dsagent.agent.stepping import Stepping
 from dsagent.agent.target import check_alive
+from dsagent.agent.thrift import TICK_NS, Thrift
 from dsagent.agent.ticker import Ticker
 from dsagent.agent.waker import Waker
 
@@ -49,11 +47,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TICK_NS = 200_000_000
-MAX_TICK_NS = 800_000_000
 CATCH_UP_NS = 10_000_000  # until the next tick, where one has left something in the rings
 MAX_LAG_NS = 5_000_000_000  # further behind than this, accounts do not wait for the steps
-TICK_CPU_RATIO = 0.01  # ticks come further apart rather than take more of a core than this
 STATUS_NS = 1_000_000_000
 SINK_DEADLINE_S = 5.0
 SETTLE_NS = 500_000_000  # after the end, facts still to come are waited for at most this long
@@ -99,7 +94,8 @@ class Session:
             tier=tier,
             profiles_within=max_overhead_ratio if has_profiles else None,
         )
-        self._stepping = Stepping(self._feeds, max_overhead_ratio, tier)
+        self._max_overhead_ratio = max_overhead_ratio
+        self._tier: Tier = tier
         self._engine_spans = None if receiver is None else EngineSpans()
         self._outlets = Outlets(sinks)
         self._normal = normal
@@ -107,7 +103,7 @@ class Session:
         self._served: str | None = None  # the name of the model, once a request has told it
         self._clock = Clock()
         self._waker = Waker()
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._calls = Calls(self._waker)
         self._stopping = False
         self.target_ended = False
         self.detached = False  # it was asked to end, by `dsagent detach`
@@ -123,17 +119,7 @@ class Session:
     def call(self, work: Callable[[], T], timeout_s: float) -> T:
         """Has the session's thread do it, after it has read what there is, and returns what came of
         it. From another thread only. Raises what `work` raises, and TimeoutError."""
-        result: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                result.set_result(work())
-            except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
-                result.set_exception(error)
-
-        self._calls.put(run)
-        self._waker.wake()
-        return result.result(timeout_s)
+        return self._calls.ask(work, timeout_s)
 
     def run(self) -> dict[str, Any]:
         """The `attach` document. Raises DsagentError where attaching fails."""
@@ -148,19 +134,15 @@ class Session:
                     control.close()
                     self._feeds.stop()
                     self._outlets.stop(0.0)
-                    self._do_calls()
+                    self._calls.do()
             finally:
                 os.close(pidfd)
 
     def _on_wake(self, _mask: int) -> None:
         self._waker.take()
-        if not self._calls.empty():
+        if self._calls.are_there:
             self._tick(time.monotonic_ns())
-            self._do_calls()
-
-    def _do_calls(self) -> None:
-        while not self._calls.empty():
-            self._calls.get()()
+            self._calls.do()
 
     def _watch_target(self, selector: selectors.BaseSelector) -> int:
         try:
@@ -208,16 +190,14 @@ class Session:
         self._end_ns = (
             1 << 62 if self._duration_s is None else now_ns + round(self._duration_s * 1e9)
         )
-        self._tick_cpu_ns = 0.0
         self._next_status_ns = now_ns
         self._accountant = Accountant(now_ns)
         for feed in self._feeds.all:
             if not feed.runs:
                 self._accountant.source_off(feed.name)
-        self._overhead = OverheadMeter(
-            self.target.pid, now_ns, sees_displacement=self._feeds.feed("kernel").runs
+        self._thrift = Thrift(
+            self._feeds, self._accountant, self.target.pid, self._max_overhead_ratio, self._tier
         )
-        self._least_tick_ns = TICK_NS
         self._pending_events: list[Event] = []
         self._sink_news = SinkNews(self._on_trouble)
 
@@ -226,9 +206,7 @@ class Session:
         cpu_ns = time.thread_time_ns()
         self._pass_on(now_ns)
         self.ledger.expire(now_ns)
-        cpu_ns = time.thread_time_ns() - cpu_ns
-        self._tick_cpu_ns += (cpu_ns - self._tick_cpu_ns) / 8
-        return min(MAX_TICK_NS, max(self._least_tick_ns, round(self._tick_cpu_ns / TICK_CPU_RATIO)))
+        return self._thrift.ticked(time.thread_time_ns() - cpu_ns)
 
     def _pass_on(self, now_ns: int, *, gives_up: bool = False) -> None:
         brought = self._poll(now_ns)
@@ -318,7 +296,7 @@ class Session:
             self._accountant.source_off(name)
         for readings in brought:
             self._accounting(now_ns, functools.partial(self._accountant.add, readings))
-            self._overhead.add_facts(readings.facts)
+            self._thrift.add_facts(readings.facts)
             for step in readings.steps:
                 if step.end_ns >= self._attached_ns:
                     self.counts.steps += 1
@@ -342,53 +320,22 @@ class Session:
         if now_ns < self._next_status_ns:
             return []
         self._next_status_ns = now_ns + STATUS_NS
-        if self._overhead.update(now_ns, self._feeds.kernel_cost_ns(), self._hooks_ns()):
-            assert self._overhead.window is not None
-            self._keep_within_budget(self._overhead.window, now_ns)
+        self._pending_events += self._thrift.keep(self.counts, now_ns)
         self._on_live(
             Live(
                 (now_ns - self._attached_ns) / 1e9,
                 self.counts,
                 self._feeds.statuses(),
-                self._overhead.ratio,
+                self._thrift.overhead.ratio,
             )
         )
-        if self._overhead.window is None:
+        if self._thrift.overhead.window is None:
             return []
-        return [Sample("dsagent.agent.overhead", self._overhead.window.ratio, now_ns)]
-
-    def _hooks_ns(self) -> int:
-        return hooks_ns(self.counts.steps, self.counts.shares)
-
-    def _keep_within_budget(self, window: Window, now_ns: int) -> None:
-        kernel = self._feeds.feed("kernel")
-        ran = kernel.runs
-        self._feeds.tell_overhead(window.ratio, now_ns)
-        action, events = self._stepping.judge(window, now_ns)
-        self._pending_events += events
-        if action in ("step down", "step up"):
-            self._accountant.looks_at_all_but(now_ns, self._stepping.not_looked_at)
-        if action in ("step up", "relax"):
-            self._least_tick_ns = max(self._least_tick_ns // 2, TICK_NS)
-        elif action != "go on":
-            self._least_tick_ns = min(2 * self._least_tick_ns, MAX_TICK_NS)
-        if kernel.runs != ran:
-            self._overhead.see_displacement(kernel.runs)
-            (self._accountant.source_on if kernel.runs else self._accountant.source_off)("kernel")
+        return [Sample("dsagent.agent.overhead", self._thrift.overhead.window.ratio, now_ns)]
 
     def look_into_kernel(self, why_not: str | None) -> None:
-        """In the session's own thread only. From now on, or not for that reason; never against
-        what the budget allows."""
-        kernel, now_ns = self._feeds.feed("kernel"), time.monotonic_ns()
-        if kernel.runs and why_not is not None:
-            self._feeds.kernel_off(why_not)
-            self._accountant.looks_at_all_but(now_ns, ("kernel",))
-        elif not kernel.runs and why_not is None and self._stepping.look_again():
-            self._accountant.looks_at_all_but(now_ns, self._stepping.not_looked_at)
-        else:
-            return
-        self._overhead.see_displacement(kernel.runs)
-        (self._accountant.source_on if kernel.runs else self._accountant.source_off)("kernel")
+        """From now on, or not for that reason. In the session's own thread only."""
+        self._thrift.look_into_kernel(why_not)
 
     def _settle(self) -> None:
         """The last readings: the facts that ended requests still wait for come within half a
@@ -419,9 +366,9 @@ class Session:
         ended_ns = time.monotonic_ns()
         self._compare_with_normal(ended_ns, is_last=True)
         self._settle()
-        self._overhead.update(time.monotonic_ns(), self._feeds.kernel_cost_ns(), self._hooks_ns())
+        self._thrift.measure(self.counts, time.monotonic_ns())
         pss_bytes = procfs.own_pss_bytes()
-        self._do_calls()  # sinks may take their time to end
+        self._calls.do()  # sinks may take their time to end
         self._feeds.stop()
         self._outlets.stop(SINK_DEADLINE_S)
         sinks = self._outlets.statuses()
@@ -430,7 +377,7 @@ class Session:
             self.target,
             self.counts,
             self._feeds,
-            self._overhead,
+            self._thrift.overhead,
             sinks,
             duration_ns=ended_ns - self._attached_ns,
             accounting_failures=self.accounting_failures,
@@ -451,7 +398,7 @@ class Session:
             self.target,
             self.counts,
             self._feeds,
-            self._overhead,
+            self._thrift.overhead,
             self._outlets.statuses(),
             model=self._served,
             attached_unix_ns=self._clock.anchor(time.monotonic_ns()).unix(self._attached_ns),
