@@ -83,7 +83,7 @@ def read_throttled_s(pid: int, proc: Path = PROC, sys: Path = Path("/sys")) -> f
         controllers, _, path = rest.partition(":")
         if controllers and "cpu" not in controllers.split(","):
             continue
-        if "\0" in rest or ".." in rest.replace(":", "/").split("/"):  # outside of what we see of the cgroups
+        if "\0" in rest or ".." in path.split("/"):  # outside of what we see of the cgroups
             continue
         folder = sys / "fs/cgroup" / controllers / path.lstrip("/")
         try:
