@@ -98,8 +98,10 @@ class ControlServer:
     def _accept(self, _mask: int) -> None:
         try:
             accepted, _ = self._socket.accept()
-        except OSError:
-            return  # it hung up before we got to it
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                time.sleep(0.01)  # it is still there: asking again at once would be all we did
+            return  # or it hung up before we got to it
         accepted.setblocking(False)
         if not _trusted(_peer_uid(accepted)):
             self._refuse(accepted, ANSWERS_ONLY, USAGE)

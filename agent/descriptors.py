@@ -10,19 +10,24 @@ LEAST = 256  # of one attachment: its BPF programs, rings, connections; all tier
 WANTED = 4096
 
 
-def make_room(least: int = LEAST) -> None:
-    """Raises this process's own limit, as far as anybody may. Raises DsagentError (exit 3) where
-    that is not enough: what failed later, for want of a descriptor, would say so in many words."""
+def raise_limit() -> int:
+    """This process's own, as far as anybody may; returns what it is then."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = max(WANTED, least)
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    if soft == resource.RLIM_INFINITY:
+        return WANTED
+    wanted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
+    if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
-    if soft != resource.RLIM_INFINITY and soft < least:
+    return max(soft, wanted)
+
+
+def make_room() -> None:
+    """Raises DsagentError (exit 3) where the limit stays too low: what failed later, for want of a
+    descriptor, would say so in many words."""
+    limit = raise_limit()
+    if limit < LEAST:
         raise DsagentError(
-            f"cannot attach: only {soft} files may be open at once here, and {least} are needed; "
+            f"cannot attach: only {limit} files may be open at once here, and {LEAST} are needed; "
             "allow more with `ulimit -n 1024`, or LimitNOFILE=1024 of its service",
             exit_code=CANNOT_ATTACH,
         )

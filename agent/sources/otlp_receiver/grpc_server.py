@@ -51,6 +51,7 @@ class GrpcServer:
             ) from error
         self._inbox = inbox
         self._guard = guard
+        self._pem = guard.pem()
         self._codes = {
             Verdict.BAD: grpc.StatusCode.INVALID_ARGUMENT,
             Verdict.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -91,7 +92,6 @@ class GrpcServer:
             self._pem = pem
             return configuration()
 
-        self._pem = self._guard.pem()
         if self._pem is None:
             return int(self._server.add_insecure_port(where))
         credentials = grpc.dynamic_ssl_server_credentials(configuration(), renewed)
