@@ -193,13 +193,14 @@ def sidecar(
 def _run(context: typer.Context, start: Start, options: SidecarOptions) -> None:
     import signal
 
-    from dsagent.agent import terminal
+    from dsagent.agent import descriptors, terminal
     from dsagent.agent.sidecar.log import Log
     from dsagent.agent.sidecar.loop import Sidecar
     from dsagent.agent.sidecar.reader import SettingsReader, parser_of
 
     reader = SettingsReader(start.file, parser_of(context, start.arguments))
     running = Sidecar(reader, options, Log(as_json=options.as_json))
+    descriptors.raise_limit()  # of all engines together; one that lacks some says so
     signal.signal(signal.SIGHUP, lambda _signum, _frame: running.reload())
     with terminal.stopping_on_signals(running.stop):
         running.run()
