@@ -150,12 +150,12 @@ def make_sinks(
         tell(remark)
     first = [] if judged.sink is None else [judged.sink]
     sinks = [*first, *make_attached_sinks(options, judged)]
-    for line in clear_links(_links(options, judged)):
+    for line in clear_links(links(options, judged)):
         tell(line)
     return sinks
 
 
-def _links(options: OutletOptions, judged: Judged) -> list[tuple[str, str]]:
+def links(options: OutletOptions, judged: Judged) -> list[tuple[str, str]]:
     """Scheme and host of all that is sent to."""
     config = otlp_config(os.environ, options.otlp_endpoint, options.otlp_protocol)
     webhook = None if judged.slo is None else judged.slo.webhook

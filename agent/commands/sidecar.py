@@ -123,6 +123,12 @@ def sidecar(
     remote_write: Annotated[
         str | None, option(metavar="URL", help="Push metrics to Prometheus there.")
     ] = None,
+    pyroscope: Annotated[
+        str | None, option(metavar="URL", help="Push profiles of the engines to Pyroscope there.")
+    ] = None,
+    anomalies: Annotated[
+        bool, option("--anomalies", help="Tell what takes longer than usual.")
+    ] = False,
     max_overhead: Annotated[
         str, option(metavar="PERCENT", help="Look at less where watching costs more.")
     ] = "1%",
@@ -168,6 +174,7 @@ def sidecar(
         sample_rate=None if sample_rate is None else settings.parse_percent(sample_rate, least=0.0),
         override_sampled_0=override_sampled_0,
         remote_write=remote_write,
+        pyroscope=pyroscope,
     )
     options = SidecarOptions(
         attach=AttachOptions(
@@ -175,6 +182,7 @@ def sidecar(
             max_overhead_ratio=settings.parse_percent(max_overhead),
             tier=tier,
             without=settings.parse_names(without, DISPENSABLE),
+            has_anomalies=anomalies,
         ),
         match=pattern(match),
         max_engines=max_engines,

@@ -166,11 +166,17 @@ class Engines:
         if found.way_in == "rings":
             return resolve(found.pid)
         if options.allow_inject and _is_vllm(found.pid):
-            from dsagent.agent.inject.way_in import inject
-
-            inject(found.pid, lambda line: self._log.say("engine.injecting", line), None)
-            return resolve(found.pid)
+            try:
+                self._inject(found.pid)
+                return resolve(found.pid)
+            except DsagentError as error:
+                self._log.say("engine.not_injected", str(error), about=str(found.pid))
         return resolve_server(found.pid)
+
+    def _inject(self, pid: int) -> None:
+        from dsagent.agent.inject.way_in import inject
+
+        inject(pid, lambda line: self._log.say("engine.injecting", line), None)
 
     def _attach(self, target: Target, options: SidecarOptions) -> None:
         """Raises DsagentError."""

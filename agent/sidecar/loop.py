@@ -174,6 +174,7 @@ class Sidecar:
             new = replace(
                 new,
                 listen=self._options.listen,
+                max_engines=self._options.max_engines,
                 guarded_by=self._options.guarded_by,
                 as_json=self._options.as_json,
             )

@@ -24,6 +24,7 @@ class AttachOptions:
     max_overhead_ratio: float = 0.01
     tier: Tier = "default"
     without: frozenset[str] = frozenset()
+    has_anomalies: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class SidecarOptions:
 # What is bound or opened once. It stays as it was until the sidecar starts anew.
 NEEDS_RESTART = {
     "listen": "listen",
+    "max_engines": "max_engines",  # what is on disk is shared by so many
     "guarded_by": "listen_token_file, listen_tls_cert, listen_tls_key, listen_open",
     "as_json": "json",
 }

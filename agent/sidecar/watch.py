@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
+from dsagent.agent.anomalies.make import make_watch
+from dsagent.agent.clear_links import clear_links
 from dsagent.agent.errors import USAGE, DsagentError
 from dsagent.agent.facts import Target
 from dsagent.agent.guard import reason_of
 from dsagent.agent.ledger import Ledger
 from dsagent.agent.normal_keeper import NormalKeeper
-from dsagent.agent.outlets import OutletOptions, make_attached_sinks
+from dsagent.agent.outlets import OutletOptions, links, make_attached_sinks
 from dsagent.agent.procfs import escape
 from dsagent.agent.session import Session
 from dsagent.agent.sidecar.kept import Retried
@@ -132,6 +134,8 @@ class Watch:
         remark = self.slot.judged.remark(self.target)
         if remark is not None:
             self._tell("slo.remark", remark)
+        for line in clear_links(links(outlets, self.slot.judged)):
+            self._tell("link.clear", line)
         normal = None
         if options.outlets.record is not None:
             normal = NormalKeeper(folder_of(options.outlets.record, self.slot), self.target)
@@ -143,6 +147,8 @@ class Watch:
             without=options.without,
             normal=normal,
             ledger=self.ledger,
+            has_profiles=outlets.pyroscope is not None,
+            anomalies=make_watch() if options.has_anomalies else None,
             on_attached=self._attached,
             on_trouble=lambda line: self._tell("engine.trouble", line),
         )

@@ -136,4 +136,4 @@ def test_what_needs_a_restart_is_named() -> None:
         "listen_token_file, listen_tls_cert, listen_tls_key, listen_open",
         "json",
     )
-    assert needing_restart(old, replace(old, max_engines=3, allow_inject=True)) == ()
+    assert needing_restart(old, replace(old, max_memory_bytes=3, allow_inject=True)) == ()

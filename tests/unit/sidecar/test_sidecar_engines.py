@@ -1,0 +1,120 @@
+"""Engines beyond the limit, engines that refuse, and injecting only where the file allows it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from dsagent.agent.errors import DsagentError
+from dsagent.agent.facts import Target
+from dsagent.agent.sidecar import engines as module
+from dsagent.agent.sidecar.backoff import SECOND_NS
+from dsagent.agent.sidecar.books import Books
+from dsagent.agent.sidecar.engines import Engines
+from dsagent.agent.sidecar.log import Log
+from dsagent.agent.sidecar.options import SidecarOptions
+from dsagent.agent.sidecar.scanner import Found
+
+PID = os.getpid()  # a process that lives, and is never attached to here
+S = SECOND_NS
+
+
+class Lab:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lines: list[str] = []
+        self.engines = Engines(Books(), Log(put=self.lines.append), lambda: None)
+        self.found: list[Found] = []
+        self.asked: list[str] = []
+        self._patch = monkeypatch
+        scanner = self.engines._scanner
+        monkeypatch.setattr(scanner, "look", lambda _now_ns, _roots: self.found)
+
+    def way_in(self, name: str, does: Callable[[int], Target]) -> None:
+        def way(pid: int, *_: object) -> Target:
+            self.asked.append(name)
+            return does(pid)
+
+        self._patch.setattr(module, name, way)
+
+    def times_asked(self, seconds: int) -> int:
+        before = len(self.asked)
+        for second in range(seconds):
+            self.engines.look(second * S)
+        return len(self.asked) - before
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    yield Lab(monkeypatch)
+
+
+def refuse(_pid: int) -> Target:
+    raise DsagentError("cannot attach: it is not to be\nlooked at", exit_code=3)
+
+
+def test_one_that_refuses_is_tried_ever_more_rarely_and_told_once(lab: Lab) -> None:
+    lab.way_in("resolve", refuse)
+    lab.found = [Found(PID, "rings")]
+    lab.engines.set(SidecarOptions())
+    assert lab.times_asked(64) == 7  # after 0, 1, 3, 7, 15, 31, 63 s
+    assert len(lab.lines) == 1
+    assert "cannot attach: it is not to be\\nlooked at" in lab.lines[0]
+    (waiting,) = lab.engines.waiting_document()
+    assert (waiting["pid"], waiting["failures"]) == (PID, 7)
+    assert lab.engines.reasons() == ["cannot attach: it is not to be\\nlooked at"]
+    assert lab.engines.states() == ("waiting",)
+    lab.engines.set(SidecarOptions())  # other settings: at once
+    assert lab.times_asked(1) == 1
+
+
+def test_nothing_is_touched_without_settings(lab: Lab) -> None:
+    lab.way_in("resolve", refuse)
+    lab.found = [Found(PID, "rings")]
+    assert lab.times_asked(3) == 0
+
+
+def test_one_that_has_ended_waits_no_more(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.way_in("resolve", refuse)
+    lab.found = [Found(PID, "rings")]
+    lab.engines.set(SidecarOptions())
+    lab.times_asked(1)
+    lab.found = []
+    monkeypatch.setattr(module, "_start_ticks", lambda _pid: None)
+    lab.engines.look(5 * S)
+    assert lab.engines.waiting_document() == []
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_it_injects_only_where_the_settings_file_allows_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, allowed: bool
+) -> None:
+    injected: list[int] = []
+    monkeypatch.setattr(
+        "dsagent.agent.inject.way_in.inject", lambda pid, _say, _agrees: injected.append(pid)
+    )
+    monkeypatch.setattr(module, "_is_vllm", lambda _pid: True)
+    lab.way_in("resolve", refuse)
+    lab.way_in("resolve_server", refuse)
+    lab.found = [Found(PID, "outside")]
+    lab.engines.set(SidecarOptions(allow_inject=allowed))
+    lab.engines.look(0)
+    assert injected == ([PID] if allowed else [])
+    assert lab.asked == ["resolve", "resolve_server"][not allowed :]
+
+
+def test_an_injection_that_is_refused_leaves_the_outside(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_pid: int, _say: object, _agrees: object) -> None:
+        raise DsagentError("cannot inject: it is stopped", exit_code=3)
+
+    monkeypatch.setattr("dsagent.agent.inject.way_in.inject", refused)
+    monkeypatch.setattr(module, "_is_vllm", lambda _pid: True)
+    lab.way_in("resolve_server", refuse)
+    lab.found = [Found(PID, "outside")]
+    lab.engines.set(SidecarOptions(allow_inject=True))
+    lab.engines.look(0)
+    assert lab.asked == ["resolve_server"]
+    assert any("cannot inject: it is stopped" in line for line in lab.lines)
