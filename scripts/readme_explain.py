@@ -1,7 +1,8 @@
-"""Puts real explanations into the README, each between its two markers: the last account of
-`dsagent demo`, and that of a request to an unmodified `vllm serve` that was already running.
+"""Puts real output into the README, each between its two markers: the last account of
+`dsagent demo`, that of a request to an unmodified `vllm serve` that was already running, and what
+`make demo-stack` tells of a violation.
 
-`demo` or `vllm` as an argument renews one of them. Nothing in those blocks is
+`demo`, `stack` or `vllm` as an argument renews one of them. Nothing in those blocks is
 written by hand.
 """
 
@@ -138,7 +139,23 @@ def of_vllm() -> str:
     return f"$ {command}\n{said}\n\n$ dsagent explain {TRACE_ID}\n{account}"
 
 
-BLOCKS: dict[str, Callable[[], str]] = {"demo": of_demo, "vllm": of_vllm}
+def of_stack() -> str:
+    """What the web hook was told, from the first violation on, and the table. The tickets are left
+    out: they tell of the same by longer windows."""
+    ran = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "demo_stack")],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    story, _, summary = ran.stdout.partition("\n\n")
+    entries = re.split(r"\n(?= *[0-9.]+ s  )", story)
+    first = next(n for n, entry in enumerate(entries) if "(a)" in entry)
+    told = [each for each in entries[first:] if "ticket firing DsagentSloBurn" not in each]
+    return "\n".join(["$ make demo-stack", "...", *told, "", summary.strip()])
+
+
+BLOCKS: dict[str, Callable[[], str]] = {"demo": of_demo, "stack": of_stack, "vllm": of_vllm}
 
 
 def main() -> int:
@@ -150,7 +167,7 @@ def main() -> int:
         before, _, rest = README.read_text().partition(begin)
         _, _, after = rest.partition(end)
         README.write_text(f"{before}{begin}\n```console\n{block}\n```\n{end}{after}")
-        print(f"readme_explain: README.md shows a request that was explained just now ({name})")
+        print(f"readme_explain: README.md shows what was printed just now ({name})")
     return 0
 
 

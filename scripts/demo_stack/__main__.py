@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,11 @@ from dsagent.agent.load import Server
 from dsagent.agent.procfs import escape
 
 DSAGENT = str(Path(sys.executable).with_name("dsagent"))
+WIDTH, INDENT = 100, 12
+SIMULATED = """\
+Real: the engine, the agent, Prometheus, Alertmanager, every request.
+Simulated: who sends the requests; the windows, a sixtieth of a service's (an hour is a minute); the
+objective, which is set between what this machine does alone and beside long prompts."""
 TITLES = ("act", "seconds", "held", "what the web hook was told")
 
 
@@ -41,29 +47,37 @@ class Told:
         self._begun_s = time.monotonic()
         self._quiet = quiet
         self._lock = threading.Lock()
+        self._last: dict[object, object] = {}  # by alert, what was told of it
 
     def say(self, text: str) -> None:
         self._put(time.monotonic(), text)
 
     def alert(self, notice: Notice) -> None:
-        """One line an alert, as it comes in at the web hook."""
-        severity = notice.labels.get("severity", "")
-        said = [notice.annotations.get("summary", "")]
-        if notice.route == "alertmanager" and notice.status == "resolved":
-            said = [notice.labels.get("window", "")]
-        text = escape(f"{notice.name} {' '.join(said)}", limit=400)
-        self._put(notice.at_s, f"  ► {notice.route:<12} {notice.status:<8} {severity:<6} {text}")
+        """As it comes in at the web hook, one at a time."""
+        news = (notice.status, notice.causes, notice.annotations.get("state"))
+        if self._last.get(notice.identity) == news:
+            return  # Alertmanager repeats itself
+        self._last[notice.identity] = news
+        labels = notice.labels
+        what = " ".join(filter(None, (labels.get("severity"), notice.status, notice.name)))
+        window = f" ({labels['window']})" if "window" in labels else ""
+        said = f"► {notice.route}: {what}{window}"
+        if notice.status == "firing":
+            said += f": {escape(notice.annotations.get('summary', ''), limit=400)}"
+        self._put(notice.at_s, textwrap.fill(said, WIDTH - INDENT, subsequent_indent="  "))
 
     def _put(self, at_s: float, text: str) -> None:
         with self._lock:
             stream = sys.stderr if self._quiet else sys.stdout
-            print(f"{at_s - self._begun_s:6.1f} s  {text}", file=stream, flush=True)
+            lines = text.replace("\n", "\n" + " " * (INDENT - 2))
+            print(f"{at_s - self._begun_s:6.1f} s  {lines}", file=stream, flush=True)
 
 
 def play(model: str, told: Told, folder: Path) -> tuple[list[Act], dict[str, Any]]:
     require_servers()
     with contextlib.ExitStack() as stack:
         hook = stack.enter_context(WebHook(told.alert))
+        told.say(SIMULATED)
         told.say(f"starting the bundled engine with {model}")
         engine = Service(
             "engine",

@@ -4,6 +4,7 @@ Alertmanager's. Both speak Alertmanager's JSON (version 4)."""
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -38,6 +39,11 @@ class Notice:
     def identity(self) -> tuple[str, frozenset[tuple[str, str]]]:
         """The same from firing to resolved."""
         return self.route, frozenset(self.labels.items())
+
+    @property
+    def causes(self) -> frozenset[str]:
+        """Those named, without their shares."""
+        return frozenset(re.findall(r"[a-z][a-z_.]+", self.annotations.get("causes", "")))
 
 
 Wanted = Callable[[Notice], bool]
@@ -123,7 +129,7 @@ class WebHook:
             return 404
         try:
             found = [_notice(route, alert) for alert in json.loads(body)["alerts"]]
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return 400
         with self._changed:
             for notice in found:

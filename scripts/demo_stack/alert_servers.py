@@ -104,6 +104,14 @@ class Servers:
         found: list[dict[str, Any]] = _fetch_json(url)["data"]["result"]
         return found
 
+    def wait_for(self, expr: str, what: str, timeout_s: float) -> None:
+        """Until a query finds something. Raises ServiceError."""
+        deadline_s = time.monotonic() + timeout_s
+        while not self.query(expr):
+            if time.monotonic() > deadline_s:
+                raise ServiceError(f"{what}: not within {timeout_s:.0f} s")
+            time.sleep(LOOK_S * 4)
+
     def active_alerts(self) -> list[dict[str, str]]:
         """The labels of what Alertmanager holds to be firing."""
         alerts = _fetch_json(f"{self.alertmanager_url}/api/v2/alerts?active=true")
@@ -168,13 +176,14 @@ def _started(
 
 
 def _alertmanager_config(hook_url: str) -> dict[str, Any]:
-    """Every alert for itself, at once, and its end too."""
+    """Every alert for itself, at once, and its end too; repeated, since a new cause among its
+    annotations alone is no reason to tell it again."""
     route = {
         "receiver": "hook",
         "group_by": ["..."],
         "group_wait": "0s",
         "group_interval": "1s",
-        "repeat_interval": "1h",
+        "repeat_interval": "15s",
     }
     hook = {"url": hook_url, "send_resolved": True}
     return {"route": route, "receivers": [{"name": "hook", "webhook_configs": [hook]}]}

@@ -1,5 +1,5 @@
-"""How soon the agent's evaluator alarms, and how often for nothing, in simulated time: requests of a
-service that keeps exactly to its objective, by chance, and of one that stops keeping to it after
+"""How soon the agent's evaluator alarms, and how often for nothing, in simulated time: requests of
+a service that keeps exactly to its objective, by chance, and of one that stops keeping to it after
 five good minutes. `python tests/accuracy/slo_alarms.py` prints docs/slo.md's two tables.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "unit" / "slo"), str(ROOT / "tests" / "fixtures")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fixtures"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "slo"))
 
 from made import MS
 from slo_watch import SEES, request
