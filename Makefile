@@ -1,7 +1,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-stack test test-vllm test-vllm-nightly setup-vllm check bench accuracy bpf fuzz-nightly clean
+.PHONY: help setup demo demo-stack test test-vllm test-vllm-nightly setup-vllm test-containers image check bench accuracy bpf fuzz-nightly clean
 
 PY := .venv/bin/python
 
@@ -12,6 +12,8 @@ help:
 	@echo 'make test    set-up, checks and every test'
 	@echo 'make test-vllm  the tests against a real vLLM server, in an environment of its own (3.5 GB)'
 	@echo 'make test-vllm-nightly  those and more: DeepSeek, the names in other versions of vLLM'
+	@echo 'make image   the image of the sidecar, with buildah; says how large it is (BASE=... another base)'
+	@echo 'make test-containers  builds it, and runs it beside an engine in real containers'
 	@echo 'make check   ruff, mypy --strict, the direction of imports'
 	@echo 'make bench   measure, and write docs/benchmarks.md'
 	@echo 'make accuracy  real faults on a real engine: how often the account is right (25 min)'
@@ -39,6 +41,13 @@ test-vllm: setup-vllm
 
 test-vllm-nightly: setup-vllm
 	@DSAGENT_REQUIRE_VLLM=1 $(PY) -m pytest tests/vllm
+
+image:
+	@python3 scripts/image.py build $(if $(BASE),--base $(BASE))
+
+test-containers: setup
+	@bash scripts/setup_containers.sh
+	@DSAGENT_REQUIRE_CONTAINERS=1 $(PY) -m pytest tests/containers
 
 check:
 	@bash scripts/check.sh

@@ -56,6 +56,8 @@ STAGES = (
     pytest_stage("unit and golden", 900, "tests/unit", "tests/golden", "tests/fuzz"),
     pytest_stage("live", 1500, "tests/live"),
     pytest_stage("accuracy", 900, "tests/accuracy"),
+    Stage("what containers need", ("bash", "scripts/setup_containers.sh"), 600, is_pytest=False),
+    Stage("containers", ("env", "DSAGENT_REQUIRE_CONTAINERS=1", *PYTEST, "tests/containers"), 1200),
     Stage("vLLM's environment", ("bash", "scripts/setup_vllm.sh"), 1200, is_pytest=False),
     Stage(
         "vLLM",
