@@ -34,12 +34,17 @@ from dsagent.agent import control, exposition, procfs, served, settings, sockets
 from dsagent.agent.again import attribute_again
 from dsagent.agent.errors import DsagentError
 from dsagent.agent.files import read_named
+from dsagent.agent.fleet.manifest import BadManifest, parse_manifest
+from dsagent.agent.fleet.policy import load_policy
 from dsagent.agent.inject import memory
 from dsagent.agent.listening import Guard, ListenOptions
 from dsagent.agent.normal import from_json
 from dsagent.agent.question import parse_question
+from dsagent.agent.sidecar.options import SidecarOptions
+from dsagent.agent.sidecar.reader import SettingsReader
 from dsagent.agent.sinks.delivery_ledger import DeliveryLedger
 from dsagent.agent.sinks.disk_queue import DiskQueue
+from dsagent.agent.sinks.otlp_grpc import _retry_after_s
 from dsagent.agent.sinks.reader import read_accounts
 from dsagent.agent.sinks.recording import RecordingSink
 from dsagent.agent.slo import load_slo
@@ -61,6 +66,7 @@ from dsagent.instrumentation.ring import (
     RingWriter,
     find_rings,
 )
+from dsagent.instrumentation.tally import Tally, What
 from dsagent.instrumentation.wire import Malformed, Origin, decode, encode
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -198,7 +204,8 @@ def run_record(data: bytes) -> None:
 
 def record_seeds() -> list[bytes]:
     opened = RequestOpen(7, "cmpl-1", 1 << 100, 5, None, True, 9, 1, 1)
-    made = [encode(_step(3)), encode(account("r").record), encode(opened)]
+    tally = Tally(1, 1, What.EXPERT_TOKENS, 0, 0, 5, 9, "moe", (7, 8))
+    made = [encode(_step(3)), encode(account("r").record), encode(opened), encode(tally)]
     return [bytes((kind,)) + payload for kind, payload in made]
 
 
@@ -356,6 +363,9 @@ def run_settings(data: bytes) -> None:
     path.chmod(0o600)
     with suppress(DsagentError):
         loaded = settings.load(str(path), {"prometheus", "max_overhead", "slo", "duration"})
+        SettingsReader(
+            settings.File(str(path), frozenset(loaded)), lambda _values: SidecarOptions()
+        ).read()
         for value in loaded.values():
             with suppress(DsagentError):
                 settings.listen_address(str(value))
@@ -368,9 +378,36 @@ def run_settings(data: bytes) -> None:
 def settings_seeds() -> list[bytes]:
     return [
         b'prometheus = "127.0.0.1:9464"\nmax_overhead = "1%"\n',
-        b"duration = 1e9\nslo = '''a'''\n",
+        b"duration = 1e9\nslo = '''a'''\n[sidecar]\nallow_inject = true\n",
         b"0123456789abcdef\nfedcba9876543210\n",
     ]
+
+
+def run_fleet(data: bytes) -> None:
+    """A policy and a manifest, as they lie in a bucket that others write to."""
+    with suppress(DsagentError):
+        load_policy(_file("policy.toml", data))
+    with suppress(BadManifest):
+        parse_manifest(MANIFEST, data)
+
+
+MANIFEST = "rolled/hour=2026-11-29T21/pod=engine-0/1-00000001-00000002.json"
+
+
+def fleet_seeds() -> list[bytes]:
+    manifest = (
+        b'{"format": "dsagent rolled batch", "schema_version": 1, "pod": "engine-0", '
+        b'"hour": "2026-11-29T21", "segments": [[1, 2]], "masked": true, '
+        b'"files": {"requests": {"rows": 1, "bytes": 2, "sha256": "' + b"0a" * 32 + b'"}}}'
+    )
+    return [b"[raw]\nkeep_days = 7\n[hourly]\nkeep_days = 90\n", manifest]
+
+
+def run_answer(data: bytes) -> None:
+    """What a back end sends beside its refusal over gRPC."""
+    for key in ("google.rpc.retryinfo-bin", "grpc-status-details-bin"):
+        delay_s = _retry_after_s([(key, data)])
+        assert delay_s is None or delay_s >= 0.0
 
 
 def run_normal(data: bytes) -> None:
@@ -513,6 +550,10 @@ TARGETS = {
         FuzzTarget("otlp", run_otlp, otlp_seeds, (b"\xff\xff\xff\xff\x0f", b"\x0a", b"\x1f\x8b")),
         FuzzTarget("slo", run_slo, slo_seeds, (b"model: ", b"\n  - ", b"&a ", b"*a", b"[", b"{")),
         FuzzTarget("settings", run_settings, settings_seeds, (b" = ", b"\n", b"[", b"'", b'"')),
+        FuzzTarget("fleet", run_fleet, fleet_seeds, (b'"files": {', b"[[", b"null", b"keep_days")),
+        FuzzTarget(
+            "answer", run_answer, lambda: [b"\x0a\x04\x08\x05\x10\x07", b"\x1a\x02\x12\x00"]
+        ),
         FuzzTarget("normal", run_normal, lambda: [b"{}", b'{"normals": [{"model": 1}]}']),
         FuzzTarget("recording", run_recording, _numbered),
         FuzzTarget("disk_queue", run_disk_queue, no_seeds),

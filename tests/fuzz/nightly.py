@@ -33,7 +33,8 @@ def fuzz_one(name: str, seconds: int) -> None:
     corpus, found = folder / "corpus", folder / "found"
     for each in (corpus, found):
         each.mkdir(parents=True, exist_ok=True)
-    for number, seed in enumerate(target.seeds()):
+    once_found = (path.read_bytes() for path in (Path(__file__).parent / "found" / name).glob("*"))
+    for number, seed in enumerate((*target.seeds(), *once_found)):
         (corpus / f"seed-{number}").write_bytes(seed)
     words = folder / "words"
     words.write_text("".join(f'"{_escaped(word)}"\n' for word in target.words))
@@ -74,6 +75,9 @@ def main() -> int:
     for name in arguments.targets or TARGETS:
         log = WORK / name / "log"
         log.parent.mkdir(parents=True, exist_ok=True)
+        found = WORK / name / "found"
+        for old in found.glob("*"):  # of another night
+            old.unlink()
         with log.open("wb") as file:
             ran = subprocess.run(
                 [sys.executable, __file__, "--only", name, "--seconds", str(arguments.seconds)],
@@ -88,7 +92,7 @@ def main() -> int:
         print(f"{name:12} {'ok' if ran.returncode == 0 else 'FOUND'}  {tried} inputs", flush=True)
         if ran.returncode:
             failed.append(name)
-            print(f"  see {log}; found:", *(WORK / name / "found").glob("*"), sep="\n    ")
+            print(f"  see {log}; found:", *found.glob("*"), sep="\n    ")
     return int(bool(failed))
 
 

@@ -254,6 +254,30 @@ def below(pid: int) -> set[int]:
     return {int(child) for child in listed}
 
 
+def test_a_helper_that_is_killed_ends_nothing(tmp_path: Path) -> None:
+    """py-spy, which samples the engine's stacks: each time it is there, it is killed."""
+    flags = flags_for("http://127.0.0.1:1", tmp_path)
+    killed = 0
+    with Engine() as engine, Agent(engine.pid, *flags) as agent:
+        agent.attached()
+        deadline = time.monotonic() + PATIENCE_S
+        while killed < 3 and time.monotonic() < deadline:
+            for child in below(agent.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+                    killed += 1
+            time.sleep(0.05)
+        assert killed >= 3, "no helper was there to be killed"
+        engine.do("request after")
+        assert asked("why", "--pid", str(engine.pid))["requests"] == 1
+        agent.process.terminate()
+        assert agent.wait() == 0
+        summary = agent.document()
+    states = {source["name"]: source["state"] for source in summary["sources"]}
+    assert states["steps"] == "ok"
+    assert not [line for line in agent.err if "Traceback" in line]
+
+
 @pytest.mark.ebpf
 def test_killed_with_everything_on_it_leaves_an_unfinished_part_and_nothing_else(
     tmp_path: Path,
