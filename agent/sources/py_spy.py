@@ -27,6 +27,7 @@ from dsagent.agent.profiles.stacks import NotATrace, Recorded, read_trace, sampl
 DEADLINE_S = 30.0  # beyond a run's own time: starting, and writing what was seen
 MAX_TRACE_BYTES = 16 << 20
 MAX_SAID_BYTES = 16 << 10
+REST_S = 30.0  # until a process is looked at again in which nothing ran
 RETRY_S = 60.0  # until a process is tried again that could not be sampled
 MAX_PROCESSES = 64
 MAX_REPEATS = 1_000_000  # that py-spy is believed
@@ -69,6 +70,7 @@ class PySpySource:
         self._last_pid = 0
         self._next_ns = 0
         self._refused: dict[int, tuple[int, str]] = {}  # pid → until when, why
+        self._resting: dict[int, int] = {}  # pid → until when
         self._succeeded = False
         self._dropped = 0
         self._cost_ns = 0
@@ -114,7 +116,12 @@ class PySpySource:
         """They take turns, in the order of their pids."""
         pids = sorted(self._pids())[:MAX_PROCESSES]
         self._refused = {pid: why for pid, why in self._refused.items() if pid in pids}
-        able = [pid for pid in pids if self._refused.get(pid, (0, ""))[0] <= now_ns]
+        self._resting = {pid: until for pid, until in self._resting.items() if pid in pids}
+        able = [
+            pid
+            for pid in pids
+            if max(self._refused.get(pid, (0, ""))[0], self._resting.get(pid, 0)) <= now_ns
+        ]
         return next((pid for pid in able if pid > self._last_pid), able[0] if able else None)
 
     def _take(self, run: _Run, readings: Readings, now_ns: int) -> None:
@@ -128,7 +135,10 @@ class PySpySource:
         self._refused.pop(run.pid, None)
         self._price = self._price.learn(run.rate_hz, run.cpu_ns)
         self._dropped += recorded.damaged
-        readings.profiles.append(recorded)
+        if recorded.seen or recorded.repeats:
+            readings.profiles.append(recorded)
+        else:
+            self._resting[run.pid] = now_ns + round(REST_S * 1e9)
         # A pause by chance, that no habit of the engine's falls in with.
         pause_s = self._plan.pause_s * random.uniform(0.5, 1.5) + random.uniform(0.0, 1.0)
         self._next_ns = now_ns + round(pause_s * 1e9)

@@ -109,6 +109,21 @@ def test_processes_take_turns(new_source: NewSource) -> None:
     assert seen == [5, 7, 9, 5]
 
 
+def test_a_process_in_which_nothing_runs_gives_others_its_turns(new_source: NewSource) -> None:
+    script = f"[ $pid = 5 ] && echo '[]' > $out || echo '{TRACE}' > $out"
+    source = new_source(script, pids=(5, 9))
+    seen = []
+    for _ in range(3):
+        seen += [run.pid for run in polled(source)]
+        source._next_ns = 0  # without the pause between
+    assert seen == [9, 9, 9]  # and none of 5, which would be empty
+    assert source.status().state == "ok"
+    source._resting[5] = 0  # it has rested
+    polled(source)
+    assert source._last_pid == 9
+    assert source._resting[5] > 0  # it has been looked at again in between
+
+
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
