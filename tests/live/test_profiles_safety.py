@@ -5,15 +5,29 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from pyroscope_recorder import recording
-from shell_lab import Agent, Engine
+from shell_lab import Agent, Child, Engine
 
 from dsagent.agent import procfs
 
 PATIENCE_S = 60.0
+ENGINE = str(Path(__file__).parent / "shell" / "shell_engine.py")
+# The engine of the shell's tests, with a thread that computes: there is something to be seen.
+BUSY = """
+import runpy, sys, threading, time
+def computes():
+    while True:
+        sum(range(20_000))
+        time.sleep(0.0005)
+threading.Thread(target=computes, daemon=True).start()
+sys.argv = [sys.argv[1], "3"]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def wait_until(what: str, condition: Callable[[], bool]) -> None:
@@ -55,15 +69,15 @@ def test_killed_it_leaves_no_sampler() -> None:
 
 
 def test_a_back_end_that_hangs_does_not_hold_up_the_session() -> None:
-    with socket.socket() as listener, Engine() as engine:
+    with socket.socket() as listener, Child([sys.executable, "-c", BUSY, ENGINE]) as engine:
+        pid = int(engine.wait_line(lambda line: line.startswith("ready")).split()[1])
         listener.bind(("127.0.0.1", 0))
         listener.listen(1)  # takes connections, and never answers
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with Agent(engine.engine_pid, "--pyroscope", url, "--json") as agent:
+        with Agent(pid, "--pyroscope", url, "--max-overhead", "50%", "--json") as agent:
             agent.attached()
             wait_until("a run of py-spy", lambda: bool(samplers(agent.pid)))
             wait_until("its end", lambda: not samplers(agent.pid))
-            engine.do("step 5")
             agent.signal(signal.SIGINT)
             assert agent.wait() == 0
             document = agent.document()
