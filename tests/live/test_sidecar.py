@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import made_status
 import pytest
 from shell_lab import add_up, dsagent
 from sidecar_lab import Lab, Sidecar, explained, until
@@ -56,7 +57,12 @@ def test_engines_come_crash_and_come_again(lab: Lab) -> None:
                 assert explained("first-of-a") is not None  # of before the restart
                 assert explained("first-of-a", a_pid) is not None
                 assert explained("first-of-a", b.pid) is None
+                status = sidecar.status()
+                assert set(status) == set(made_status.SIDECAR)
+                for part in ("settings", "listener", "memory", "recent", "scan"):
+                    assert set(status[part]) == set(made_status.SIDECAR[part])
                 engines = sidecar.engines()
+                assert set(engines[b.pid]) == set(made_status.ENGINE)
                 assert engines[again.pid]["restarts"] == 1
                 assert engines[b.pid]["restarts"] == 0
                 assert {each["state"] for each in engines.values()} == {"watching"}

@@ -21,9 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(TESTS / "live"))
-sys.path.insert(0, str(TESTS / "live" / "shell"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "live"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "live" / "shell"))
 
 from shell_lab import Agent, Child, Engine
 from sidecar_lab import Lab
@@ -31,7 +30,7 @@ from sidecar_lab import Lab
 from dsagent.agent import procfs
 
 SPAN_S = 15.0
-PAGE = TESTS.parent / "docs" / "sidecar.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "sidecar.md"
 BEGIN, END = "<!-- tests/overhead/bench_sidecar.py --write -->\n", "<!-- end -->\n"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import made_status
 import shell_accounts
 
 from dsagent.agent.ledger import Ledger
@@ -27,3 +28,11 @@ def test_explain_and_why() -> None:
     assert not set(explained) - documented("The document of `explain --json`")
     why = ledger.why(now_ns=ended_ns, last_ns=10**12)
     assert not set(why) - documented("The documents of `why --json` and `doctor --json`")
+
+
+def test_status() -> None:
+    words = documented("The document of `status --json`") | documented("The documents of `attach")
+    for document in (made_status.SIDECAR, *made_status.SIDECAR["engines"]):
+        assert not set(document) - words
+    for part in ("settings", "listener", "memory", "recent", "scan"):
+        assert not set(made_status.SIDECAR[part]) - words

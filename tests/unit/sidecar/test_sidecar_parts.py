@@ -123,6 +123,36 @@ def test_a_recording_that_cannot_begin_is_tried_again(tmp_path: Path) -> None:
     assert sink.status().acknowledged > 0
 
 
+class Ending(Counting):
+    """Takes one batch, then its disk is full."""
+
+    def status(self) -> SinkStatus:
+        return SinkStatus(self.name, self.taken, ended=self.taken > 0, reason="disk full")
+
+
+def test_a_sink_that_has_ended_is_made_anew_and_its_counts_go_on() -> None:
+    now_ns = 0
+    made: list[Ending] = []
+
+    def make() -> Ending:
+        made.append(Ending())
+        return made[-1]
+
+    sink = Retried("counting", make, now_ns=lambda: now_ns)
+    sink.start()
+    sink.take(BATCH)
+    sink.take(BATCH)  # the one that finds it ended
+    now_ns = 59 * S
+    sink.take(BATCH)
+    assert [each.taken for each in made] == [1]
+    assert made[0].stopped == 1
+    assert "disk full; tried again in 60 s" in sink.status().notice
+    now_ns = 61 * S
+    sink.take(BATCH)
+    assert [each.taken for each in made] == [1, 1]
+    assert (sink.status().sent, sink.status().ended) == (2, False)
+
+
 def test_one_page_of_all_engines() -> None:
     def of(value: float) -> list[Family]:
         return [
