@@ -66,6 +66,7 @@ class BatchWriter:
         self._folder = folder
         self._is_masked = is_masked
         self._waiting: dict[str, list[pa.Table]] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}  # rows and bytes of those
         self._writers: dict[str, pq.ParquetWriter] = {}
         self.rows: dict[str, int] = {}
 
@@ -77,13 +78,12 @@ class BatchWriter:
                 continue
             if self._is_masked:
                 rows = masked(rows, table)
-            waiting = self._waiting.setdefault(table.name, [])
-            waiting.append(rows)
+            self._waiting.setdefault(table.name, []).append(rows)
             self.rows[table.name] = self.rows.get(table.name, 0) + rows.num_rows
-            if (
-                sum(each.num_rows for each in waiting) >= GROUP_ROWS
-                or sum(each.nbytes for each in waiting) >= GROUP_BYTES
-            ):
+            count, size = self._sizes.get(table.name, (0, 0))
+            count, size = count + rows.num_rows, size + rows.nbytes
+            self._sizes[table.name] = count, size
+            if count >= GROUP_ROWS or size >= GROUP_BYTES:
                 self._flush(table.name)
 
     def close(self) -> dict[str, Path]:
@@ -99,6 +99,7 @@ class BatchWriter:
         import pyarrow.parquet as pq
 
         waiting = self._waiting.pop(name)
+        del self._sizes[name]
         group = pa.concat_tables(waiting)
         writer = self._writers.get(name)
         if writer is None:
