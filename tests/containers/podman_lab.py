@@ -45,10 +45,13 @@ for option, value in zip(sys.argv, sys.argv[1:]):
         mend(os.path.join(value, "config.json"), lambda config: config["process"])
     elif option == "--process":
         mend(value, lambda config: config)
-os.execvp("crun", ["crun", *sys.argv[1:]])
+state = os.path.join(os.path.dirname(sys.argv[0]), "state")
+os.execvp("crun", ["crun", "--root", state, *sys.argv[1:]])
 """
 
 _STORAGE = '[storage]\ndriver = "overlay"\ngraphroot = "{graph}"\nrunroot = "{run}"\n'
+
+_CGROUP = "/sys/fs/cgroup/libpod_parent"  # podman leaves it behind
 
 _NAMESPACE = (
     "umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup && echo ready && exec cat"
@@ -99,7 +102,7 @@ class Lab:
             # What podman keeps mounted for itself.
             self.run("umount", "--recursive", self._folder / "storage" / "overlay", check=False)
             shutil.rmtree(self._folder / "storage")
-            self.run("rmdir", "/sys/fs/cgroup/libpod_parent", check=False)
+            self.run("rmdir", f"{_CGROUP}/conmon", _CGROUP, check=False)
         finally:
             self._holder.communicate(timeout=PATIENCE_S)
 
@@ -214,6 +217,7 @@ def _settings(folder: Path) -> dict[str, str]:
         "[engine]\n"
         'cgroup_manager = "cgroupfs"\n'
         'events_logger = "file"\n'
+        'lock_type = "file"\n'
         'runtime = "crun"\n'
         f'tmp_dir = "{folder}/tmp"\n'
         "[engine.runtimes]\n"
