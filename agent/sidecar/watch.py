@@ -14,6 +14,7 @@ from dsagent.agent.errors import USAGE, DsagentError
 from dsagent.agent.facts import Target
 from dsagent.agent.guard import reason_of
 from dsagent.agent.ledger import Ledger
+from dsagent.agent.masking import mask
 from dsagent.agent.normal_keeper import NormalKeeper
 from dsagent.agent.outlets import OutletOptions, links, make_attached_sinks
 from dsagent.agent.procfs import escape
@@ -52,7 +53,7 @@ class Watch:
         self.target = target
         self.slot = slot
         self.mark = program_mark(target.pid)
-        self.command = escape(command_text(target.pid))
+        self.command = escape(mask(command_text(target.pid)))
         self.ledger = ledger
         self.state: State = "attaching"
         self.reason = ""
