@@ -10,6 +10,7 @@ from pathlib import Path
 from dsagent.agent import procfs
 from dsagent.agent.environment import environment
 from dsagent.agent.facts import Event, Target
+from dsagent.agent.masking import mask
 from dsagent.agent.model import CleanStepModel
 from dsagent.agent.normal import (
     Normal,
@@ -128,7 +129,8 @@ def setting_of(target: Target, served: str, proc: Path = PROC) -> Setting:
     return Setting(
         model=served[:MOST_CHARS],
         engine=target.engine,
-        arguments=" ".join(_that_matter(arguments))[:MOST_CHARS],
+        # It is written to disk, and servers take their keys as arguments.
+        arguments=mask(" ".join(_that_matter(arguments)))[:MOST_CHARS],
         threads=" ".join(f"{name}={variables[name]}" for name in _THREADS if name in variables)[
             :MOST_CHARS
         ],

@@ -15,8 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from shell_lab import PATIENCE_S, Agent, Engine, dsagent
 from sidecar_lab import Lab
 
+from dsagent.agent.normal_keeper import setting_of
+from dsagent.agent.target import resolve
+
 CANARY = "canary"
 TOKEN = f"{CANARY}-token-0123456789"
+ARGUMENT = ("--api-key", f"{CANARY}-argument")  # of the server, as vLLM takes it
 SLO = f"""
 slo:
   - model: "*"
@@ -85,7 +89,7 @@ def wait_for_failures(port: int, *sinks: str) -> str:
 def test_attach_shows_no_secret(secrets: dict[str, str], tmp_path: Path) -> None:
     port = free_port()
     with (
-        Engine() as engine,
+        Engine(more=ARGUMENT) as engine,
         Agent(
             engine.pid,
             *("--json", "--prometheus", f"127.0.0.1:{port}", "--record", str(tmp_path / "rec")),
@@ -99,7 +103,7 @@ def test_attach_shows_no_secret(secrets: dict[str, str], tmp_path: Path) -> None
         with pytest.raises(urllib.error.HTTPError, match="401"):
             page(port, "/metrics", "wrong-" + TOKEN)
         shown = [
-            wait_for_failures(port, "pyroscope", "remote_write"),
+            wait_for_failures(port, "remote_write"),
             Path(f"/proc/{agent.pid}/cmdline").read_text(),
             dsagent("explain", "--pid", str(engine.pid)).stdout,
             dsagent("why", "--pid", str(engine.pid), "--json").stdout,
@@ -121,7 +125,7 @@ def test_the_sidecar_shows_no_secret(secrets: dict[str, str], tmp_path: Path) ->
     lab = Lab(f"secrets-{os.getpid()}")
     flags = ("--listen", f"127.0.0.1:{port}", "--record", str(tmp_path / "rec"))
     with (
-        lab.engine() as engine,
+        Engine(more=(lab.token, *ARGUMENT)) as engine,
         lab.sidecar(*flags, "--without", "kernel", env=secrets) as sidecar,
     ):
         sidecar.watching(engine.engine_pid)
@@ -142,6 +146,13 @@ def test_the_sidecar_shows_no_secret(secrets: dict[str, str], tmp_path: Path) ->
     shown += ["\n".join(sidecar.out), "\n".join(sidecar.err), recorded(tmp_path / "rec")]
     for text in shown:
         assert CANARY not in text, text[max(0, text.find(CANARY) - 200) :][:400]
+
+
+def test_what_is_kept_of_a_servers_arguments_holds_no_key() -> None:
+    """normal.json, in the recording, says under which settings a server's steps took how long."""
+    with Engine(more=ARGUMENT) as engine:
+        kept = setting_of(resolve(engine.pid), "model").arguments
+    assert kept.endswith("--api-key [secret]")
 
 
 def test_a_targets_own_secrets_stay_its_own() -> None:
