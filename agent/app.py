@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -100,6 +101,7 @@ def run(argv: Sequence[str]) -> int:
         app, arguments, file = build(argv)
         start = None
         if file is not None:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what is read later is new enough
             from dsagent.agent.sidecar.reader import Start
 
             own = arguments[arguments.index(READS_ITSELF) + 1 :]

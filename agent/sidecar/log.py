@@ -26,7 +26,7 @@ class Log:
         put: Callable[[str], None] = streams.tell,
         unix_s: Callable[[], float] = time.time,
     ) -> None:
-        self._as_json = as_json
+        self.as_json = as_json
         self._put = put
         self._unix_s = unix_s
         self._lock = threading.Lock()
@@ -53,7 +53,7 @@ class Log:
             self._last.pop((event, about), None)
 
     def _line(self, stamp: str, event: str, message: str, fields: dict[str, str | int]) -> str:
-        if self._as_json:
+        if self.as_json:
             document = {"time": stamp, "event": event, "message": message, **fields}
             return json.dumps(document) + "\n"
         return f"{stamp} {event} {message}\n"

@@ -180,6 +180,7 @@ class Sidecar:
             )
         self._settled = True
         self._options = new
+        self._log.as_json = new.as_json
         self._engines.set(new)
 
     def _open_control(self, selector: selectors.BaseSelector, now_ns: int) -> None:

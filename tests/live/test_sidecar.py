@@ -130,8 +130,9 @@ def test_a_file_that_is_not_there_is_waited_for(lab: Lab, tmp_path: Path) -> Non
     with lab.engine() as engine, lab.sidecar("--config", str(file)) as sidecar:
         sidecar.said("settings.refused cannot read .*; waiting for a right one")
         assert sidecar.status()["engines"] == []
-        file.write_text('tier = "core"\n')
-        sidecar.watching(engine.pid)
+        file.write_text('tier = "core"\njson = true\n')
+        line = json.loads(sidecar.said('"engine.attached"'))
+        assert (line["event"], line["pid"]) == ("engine.attached", engine.pid)
 
 
 def test_a_port_that_is_taken_is_tried_again(lab: Lab) -> None:

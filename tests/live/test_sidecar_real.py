@@ -1,0 +1,85 @@
+"""The sidecar beside two real bundled engines that start after it, crash and come again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from shell_lab import COMMAND, Child, add_up
+from sidecar_lab import Sidecar, explained, until
+
+from dsagent.agent import control
+
+# Of their own for this test run, so that the sidecar sees these engines and no others.
+NETWORK = f"127.{40 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
+
+
+class Server(Child):
+    def __init__(self, host: str) -> None:
+        serve = [COMMAND, "serve", "--model", "tiny-llama", "--host", host, "--port", "0"]
+        super().__init__(serve)
+        try:
+            line = self.wait_line(lambda each: "listening on http://" in each)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        self.url = line.split("listening on ")[1]
+
+    def __enter__(self) -> Server:
+        return self
+
+    def complete(self, trace_id: str) -> Any:
+        body = {"model": "tiny-llama", "prompt": "one two three", "max_tokens": 8}
+        headers = {
+            "Content-Type": "application/json",
+            "traceparent": f"00-{trace_id}-b7ad6b7169203331-01",
+        }
+        request = urllib.request.Request(
+            f"{self.url}/v1/completions", json.dumps(body).encode(), headers
+        )
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return json.load(reply)
+
+
+@pytest.fixture(autouse=True)
+def the_only_one() -> Iterator[None]:
+    until(lambda: control.owner(control.SIDECAR) is None, "another sidecar to end")
+    yield
+
+
+def test_two_engines_through_a_crash_and_a_restart() -> None:
+    traces = {name: f"{number:032x}" for number, name in enumerate(("a", "b", "again"), 0xABC)}
+    match = re.escape(NETWORK) + r"\.[12]( |$)"
+    with Sidecar("--match", match) as sidecar, Server(f"{NETWORK}.2") as b:
+        sidecar.watching(b.pid)
+        with Server(f"{NETWORK}.1") as a:
+            sidecar.watching(a.pid)
+            for server, name in ((a, "a"), (b, "b")):
+                reply = server.complete(traces[name])
+                document = until(lambda n=name: explained(traces[n]), f"the account of {name}")
+                assert document["trace_id"] == traces[name]
+                assert document["output_tokens"] == reply["usage"]["completion_tokens"]
+                assert document["partial"] is False
+                add_up(document)
+            os.kill(a.pid, signal.SIGKILL)
+            sidecar.said(rf"engine\.ended .*\(pid {a.pid}\)")
+        with Server(f"{NETWORK}.1") as again:
+            sidecar.watching(again.pid)
+            again.complete(traces["again"])
+            for name, trace in traces.items():
+                document = until(lambda t=trace: explained(t), f"the account of {name}")
+                assert document["trace_id"] == trace
+            engines = sidecar.engines()
+            assert set(engines) == {b.pid, again.pid}
+            assert engines[again.pid]["restarts"] == 1
+            assert all(each["uncounted_losses"] == 0 for each in engines.values())
+            os.kill(sidecar.pid, signal.SIGKILL)  # and the engines do not notice
+            sidecar.wait()
+            for server in (b, again):
+                assert server.complete("f" * 32)["usage"]["completion_tokens"] == 8
