@@ -33,6 +33,8 @@ def document(file: SloFile, rules_name: str) -> dict[str, Any]:
     return {
         "rule_files": [rules_name],
         "evaluation_interval": made.step,
+        # Else chance decides whether an alert sees this moment's windows or the last one's.
+        "group_eval_order": [group["name"] for group in groups(file)["groups"]],
         "tests": [made.of_burns(), made.of_blindness()],
     }
 
