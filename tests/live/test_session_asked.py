@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import made_status
 import pytest
-from shell_lab import Engine
+from shell_lab import Engine, dsagent
 from watching import Watching
 
 from dsagent.agent.target import resolve
@@ -26,6 +28,13 @@ def test_it_says_how_it_stands() -> None:
         assert set(status) == set(made_status.ENGINE) - of_sidecar
         assert (status["requests"], status["steps"], status["model"]) == (1, 6, "fake")
         assert status["uncounted_losses"] == 0
+        told = dsagent("status", "--pid", str(engine.pid), "--json")
+        document = json.loads(told.stdout)
+        assert document["mode"] == "attach"
+        assert set(document) < set(made_status.SIDECAR)
+        (only,) = document["engines"]
+        assert only["pid"] == engine.pid
+        assert "through its step rings" in dsagent("status", "--pid", str(engine.pid)).stdout
 
 
 def test_what_it_is_asked_may_fail_and_it_goes_on() -> None:

@@ -98,3 +98,19 @@ def test_why_is_over_all_or_over_one(answers: Answers) -> None:
     assert answers.why(parse_question({"op": "why"}))["requests"] == 3
     one = answers.why(parse_question({"op": "why", "pid": NO_PROCESS + 3}))
     assert (one["requests"], len(one["worst"])) == (1, 1)
+
+
+def test_that_an_engine_did_not_answer_says_more_than_that_another_does_not_know(
+    answers: Answers,
+) -> None:
+    class Busy(Over):
+        over = False
+
+        def call(self, _work: object) -> None:
+            raise DsagentError("the watch over process 9 does not answer; try again")
+
+    busy = Busy(NO_PROCESS + 9, Ledger())
+    both = Answers(lambda: [*answers._watches(), busy], Books())  # type: ignore[list-item]
+    with pytest.raises(DsagentError, match="does not answer") as raised:
+        explain(both, id="nothing")
+    assert raised.value.exit_code == 1
