@@ -73,11 +73,16 @@ class Unreachable(DsagentError):  # noqa: N818 - what was found, not what went w
     """There is no agent that would answer us: asking again is no use."""
 
 
+class TakenElsewhere(DsagentError):  # noqa: N818 - what was found, not what went wrong
+    """Somebody in another pid namespace has the name: what is watched there is another process."""
+
+
 class ControlServer:
     """Answers within the session's own loop: registers with its selector, never blocks it."""
 
     def __init__(self, name: Name, selector: selectors.BaseSelector, handler: Handler) -> None:
-        """`name`: the target's pid. Raises DsagentError (exit 3) where another agent has it."""
+        """`name`: the target's pid. Raises DsagentError (exit 3) where another agent has it,
+        TakenElsewhere where that one lives in another pid namespace."""
         self._selector = selector
         self._handler = handler
         self._connections: set[_Connection] = set()
@@ -91,7 +96,10 @@ class ControlServer:
             self._socket.close()
             if error.errno != errno.EADDRINUSE:
                 raise
-            raise DsagentError(_taken(name, owner(name)), exit_code=CANNOT_ATTACH) from error
+            holder = _listener(name)
+            kind = TakenElsewhere if holder is not None and not holder[0] else DsagentError
+            uid = None if holder is None else holder[1]
+            raise kind(_taken(name, uid), exit_code=CANNOT_ATTACH) from error
         self._socket.listen(128)  # a full queue refuses at once instead of making callers wait
         selector.register(self._socket, selectors.EVENT_READ, self._accept)
 

@@ -14,7 +14,7 @@ from dsagent.agent import procfs
 from dsagent.agent.accountant import Accountant
 from dsagent.agent.calls import Calls
 from dsagent.agent.clock import Clock
-from dsagent.agent.control import ControlServer
+from dsagent.agent.control import ControlServer, TakenElsewhere
 from dsagent.agent.engine_spans import EngineSpans
 from dsagent.agent.errors import CANNOT_ATTACH, DsagentError
 from dsagent.agent.facts import (
@@ -74,6 +74,7 @@ class Session:
         without: Collection[str] = (),
         normal: NormalKeeper | None = None,
         ledger: Ledger | None = None,
+        is_asked_elsewhere: bool = False,
         anomalies: AnomalyWatch | None = None,
         on_attached: Callable[[], None] = lambda: None,
         on_live: Callable[[Live], None] = lambda _live: None,
@@ -84,6 +85,7 @@ class Session:
         self.counts = Counts()
         self.accounting_failures = 0
         self._duration_s = duration_s
+        self._is_asked_elsewhere = is_asked_elsewhere
         self._on_attached = on_attached
         self._on_live = on_live
         self._on_trouble = on_trouble
@@ -127,11 +129,12 @@ class Session:
             pidfd = self._watch_target(selector)
             try:
                 selector.register(self._waker.fd, selectors.EVENT_READ, self._on_wake)
-                control = ControlServer(self.target.pid, selector, self._answer)
+                control = self._listen(selector)
                 try:
                     return self._attached(selector, control)
                 finally:
-                    control.close()
+                    if control is not None:
+                        control.close()
                     self._feeds.stop()
                     self._outlets.stop(0.0)
                     self._calls.do()
@@ -143,6 +146,16 @@ class Session:
         if self._calls.are_there:
             self._tick(time.monotonic_ns())
             self._calls.do()
+
+    def _listen(self, selector: selectors.BaseSelector) -> ControlServer | None:
+        """Also claims the target. None where a pod in the same network has a process with that
+        pid, and questions come another way."""
+        try:
+            return ControlServer(self.target.pid, selector, self._answer)
+        except TakenElsewhere:
+            if not self._is_asked_elsewhere:
+                raise
+            return None
 
     def _watch_target(self, selector: selectors.BaseSelector) -> int:
         try:
@@ -158,7 +171,9 @@ class Session:
     def _on_target_end(self, _mask: int) -> None:
         self.target_ended = True
 
-    def _attached(self, selector: selectors.BaseSelector, control: ControlServer) -> dict[str, Any]:
+    def _attached(
+        self, selector: selectors.BaseSelector, control: ControlServer | None
+    ) -> dict[str, Any]:
         self._outlets.start()
         self._feeds.start()
         check_alive(self.target)
@@ -179,7 +194,8 @@ class Session:
             if now_ns >= ticker.deadline_ns:
                 self._feeds.lag_ns = ticker.advance(now_ns)
             ticker.interval_ns = self._tick(now_ns)
-            control.expire(now_ns)
+            if control is not None:
+                control.expire(now_ns)
             next_ns = ticker.deadline_ns
             if self._feeds.steps.behind:
                 next_ns = min(next_ns, time.monotonic_ns() + CATCH_UP_NS)

@@ -154,6 +154,7 @@ class Watch:
             on_trouble=lambda line: self._tell("engine.trouble", line),
         )
 
+            is_asked_elsewhere=True,
     def _recording(self, outlets: OutletOptions) -> Sink:
         """The bound on disk is for all engines together, however many there may be."""
         from dsagent.agent.sinks.recording import RecordingSink

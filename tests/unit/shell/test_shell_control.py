@@ -7,6 +7,8 @@ import os
 import selectors
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -277,3 +279,28 @@ def test_choosing_among_the_running(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     owners |= dict.fromkeys(range(100, 120), 0)
     with pytest.raises(DsagentError, match=r"108, 109 and 10 more$"):
         choose(None)
+
+
+IN_ANOTHER_NAMESPACE = """
+import selectors, sys
+from dsagent.agent import control
+try:
+    control.ControlServer(int(sys.argv[1]), selectors.DefaultSelector(), dict)
+except control.TakenElsewhere as error:
+    print("elsewhere:", error)
+except control.DsagentError as error:
+    print("here:", error)
+"""
+
+
+def test_a_name_held_in_another_pid_namespace_is_told_apart(loop: Loop) -> None:
+    """Pods in the host's network share its abstract sockets, and count their pids alike."""
+    unshare = ["unshare", "--pid", "--fork"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no pid namespace can be had here")
+    bind = [sys.executable, "-c", IN_ANOTHER_NAMESPACE, str(PID)]
+    for under, expected in (([], "here: "), (unshare, "elsewhere: ")):
+        ran = subprocess.run(
+            [*under, *bind], capture_output=True, text=True, check=True, timeout=60
+        )
+        assert ran.stdout.startswith(f"{expected}cannot attach: another dsagent is attached")
