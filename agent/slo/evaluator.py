@@ -103,8 +103,9 @@ class Evaluator:
         limit, model = known
         for request, objective, over_ns in self._unfinished.overdue(limit, attached_ns, now_ns):
             key = self._judge.key_of(limit, objective, model)
-            series = self._count(key, limit, now_ns, is_bad=True)
-            series.violators.add(unfinished_violator(request, over_ns, now_ns))
+            if self._unfinished.judge(request, key):
+                series = self._count(key, limit, now_ns, is_bad=True)
+                series.violators.add(unfinished_violator(request, over_ns, now_ns))
 
     def take(
         self, accounts: Iterable[Account], sources: Iterable[SourceStatus], now_ns: int
@@ -136,7 +137,9 @@ class Evaluator:
     def _add(self, account: Account, now_ns: int) -> None:
         judged = self._unfinished.take_judged(account.record.request_key)
         for verdict in self._judge.verdicts(account):
-            if verdict.key.objective in judged:  # counted while it went on; now it is known why
+            # Counted while it went on; now it is known why. One that turns out to be of another
+            # model counts where it belongs, too.
+            if verdict.key in judged:
                 series = self.series[verdict.key]
                 series.violators.forget(account.trace_id)
             else:

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 from dsagent.agent.slo.limits import Limit, Objective
+from dsagent.agent.slo.verdicts import SeriesKey
 from dsagent.instrumentation.records import RequestOpen, Step
 
 GRACE_NS = 1_000_000_000  # an end or an output that was in time has been read by then
@@ -27,7 +28,7 @@ class Unfinished:
         # By key, in the order in which they came: the first is the oldest.
         self._until_output: OrderedDict[int, RequestOpen] = OrderedDict()
         self._until_end: OrderedDict[int, RequestOpen] = OrderedDict()
-        self._judged: OrderedDict[int, set[Objective]] = OrderedDict()
+        self._judged: OrderedDict[int, set[SeriesKey]] = OrderedDict()
 
     def see(
         self, opened: Iterable[RequestOpen], ended: Iterable[int], steps: Iterable[Step]
@@ -52,8 +53,8 @@ class Unfinished:
     def overdue(
         self, limit: Limit, attached_ns: int, now_ns: int
     ) -> Iterator[tuple[RequestOpen, Objective, int]]:
-        """Each violation once: the request, what it violates, and by how many ns so far. Partial
-        requests violate nothing."""
+        """Each that is new: the request, what it violates, and by how many ns so far; goodput for
+        each limit. Partial requests violate nothing."""
         due: tuple[tuple[OrderedDict[int, RequestOpen], Objective, int | None], ...] = (
             (self._until_output, "ttft", limit.ttft_ns),
             (self._until_end, "e2e", limit.e2e_ns),
@@ -69,20 +70,19 @@ class Unfinished:
                 del waiting[key]
                 if request.received_ns < attached_ns:
                     continue
-                yield from self._new(request, objective, over_ns)
+                yield request, objective, over_ns
                 if limit.goodput_objective_ratio is not None:
-                    yield from self._new(request, "goodput", over_ns)
+                    yield request, "goodput", over_ns
 
-    def _new(
-        self, request: RequestOpen, objective: Objective, over_ns: int
-    ) -> Iterator[tuple[RequestOpen, Objective, int]]:
+    def judge(self, request: RequestOpen, series: SeriesKey) -> bool:
+        """It counts as bad there; whether for the first time."""
         judged = self._judged.setdefault(request.request_key, set())
         while len(self._judged) > MOST_JUDGED:
             self._judged.popitem(last=False)
-        if objective not in judged:
-            judged.add(objective)
-            yield request, objective, over_ns
+        is_new = series not in judged
+        judged.add(series)
+        return is_new
 
-    def take_judged(self, key: int) -> frozenset[Objective]:
-        """What the request that has now ended was judged by before."""
+    def take_judged(self, key: int) -> frozenset[SeriesKey]:
+        """Where the request that has now ended was counted before."""
         return frozenset(self._judged.pop(key, ()))

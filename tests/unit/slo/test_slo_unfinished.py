@@ -13,6 +13,7 @@ from dsagent.agent.sinks.slo import SloSink
 from dsagent.agent.slo.file import SloFile
 from dsagent.agent.slo.limits import Limit, Limits
 from dsagent.agent.slo.unfinished import GRACE_NS
+from dsagent.agent.slo.verdicts import OTHER
 from dsagent.instrumentation.records import RequestOpen, Share, request_key
 
 ATTACHED_NS = 1000 * S
@@ -53,12 +54,13 @@ class Hanging(Watch):
         share = Share(request_key(name), "decode", 1, 0, 10, output_tokens=1, recompute=False)
         self.evaluator.see((), (), (replace(step(), shares=(share,)),))
 
-    def end(self, opened: RequestOpen) -> None:
-        """It ends now: its account follows."""
+    def end(self, opened: RequestOpen, **changes: object) -> None:
+        """It ends now: its account follows. `changes`: of its record."""
         self.evaluator.see((), (opened.request_key,), ())
         made = account(opened.request_id, start_ns=opened.received_ns)
         e2e_ns = self.now_ns - opened.received_ns
         changed = replace(made.record, first_sent_ns=self.now_ns, sent_ns=self.now_ns)
+        changed = replace(changed, **changes)  # type: ignore[arg-type]
         self.tick(replace(made, record=changed, e2e_ns=e2e_ns))
 
     def counted(self, objective: str = "e2e") -> tuple[int, int]:
@@ -121,6 +123,27 @@ def test_when_it_has_ended_it_is_known_why() -> None:
     assert "unfinished" not in causes
     assert series.violators.explain(0).violators == EVIDENT
     assert sum(series.burnt_s.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "model"),
+    [
+        ({"model": "another"}, "another"),
+        ({"model": "unheard-of", "first_scheduled_ns": None}, OTHER),
+    ],
+    ids=["the second model served", "never served"],
+)
+def test_one_that_turns_out_to_be_of_another_model_counts_there_too(
+    changes: dict[str, object], model: str
+) -> None:
+    """Who has not ended is held to be of the only model served so far."""
+    watch = Hanging()
+    watch.served()
+    opened = watch.open("hangs")
+    watch.later(10)
+    watch.end(opened, **changes)
+    models = {k.model: s.bad for k, s in watch.evaluator.series.items() if k.objective == "e2e"}
+    assert models == {record("a").model: 1, model: 1}
 
 
 def test_one_with_an_output_has_met_its_ttft() -> None:
