@@ -19,7 +19,7 @@ from dsagent.dashboards.rules_texts import MODEL
 STEP_S = 60.0  # from one evaluation to the next, unscaled: the first page's windows are 60 and 5
 GOOD, BURNING, AFTER = 70, 62, 20  # steps
 END, LATER = GOOD + BURNING, GOOD + BURNING + AFTER - 2
-RELIEF = END + 7  # the short window is good again, but not for its length yet
+RELIEF = END + 3  # where the threshold is high, no moment burns any more, and it is not over yet
 
 CAUSES = (("batch.prefill_interference", 3), ("cpu.runqueue", 1))  # seconds a step
 
