@@ -115,6 +115,12 @@ class Session:
         self._stopping = True
         self._waker.wake()
 
+    @property
+    def unfinished(self) -> int:
+        """Requests seen to begin and not to end; once the target has ended, those it took along.
+        In the session's own thread, or after it."""
+        return self._feeds.steps.unfinished
+
     def sources(self) -> tuple[SourceStatus, ...]:
         return self._feeds.statuses()
 
@@ -141,12 +147,6 @@ class Session:
             finally:
                 os.close(pidfd)
 
-    def _on_wake(self, _mask: int) -> None:
-        self._waker.take()
-        if self._calls.are_there:
-            self._tick(time.monotonic_ns())
-            self._calls.do()
-
     def _listen(self, selector: selectors.BaseSelector) -> ControlServer | None:
         """Also claims the target. None where a pod in the same network has a process with that
         pid, and questions come another way."""
@@ -156,6 +156,12 @@ class Session:
             if not self._is_asked_elsewhere:
                 raise
             return None
+
+    def _on_wake(self, _mask: int) -> None:
+        self._waker.take()
+        if self._calls.are_there:
+            self._tick(time.monotonic_ns())
+            self._calls.do()
 
     def _watch_target(self, selector: selectors.BaseSelector) -> int:
         try:

@@ -39,8 +39,12 @@ class Answers:
         if not found:
             if not refusals:
                 raise DsagentError("no engine has been found yet", exit_code=USAGE)
-            # That an id is ambiguous says more than that another engine does not know it.
-            raise max(refusals, key=lambda error: ("begins with" in str(error), error.exit_code))
+            # That an id is ambiguous, or that an engine's watch did not answer, says more than that
+            # another engine does not know it.
+            raise max(
+                refusals,
+                key=lambda error: ("begins with" in str(error), error.exit_code != USAGE),
+            )
         found.sort(key=lambda document: -(_figure(document, question) or 0))
         others = [each for document in found[1:] for each in (_as_other(document),)]
         if question.wanted is None:

@@ -115,7 +115,11 @@ class Engines:
             self._wait(watch.key.pid, watch.key.start_ticks, who, watch.reason, now_ns)
             return
         summary = watch.summary or {}
-        counts = f"{summary.get('requests', 0)} requests, {summary.get('steps', 0)} steps"
+        fields |= {name: summary.get(name, 0) for name in ("requests", "steps", "uncounted_losses")}
+        fields["cut_off"] = watch.cut_off
+        counts = f"{fields['requests']} requests, {fields['steps']} steps"
+        if watch.cut_off:
+            counts += f"; {watch.cut_off} more were cut off by its end"
         if watch.state == "detached":
             self._alone.add(watch.key)
             text = f"{who} is left alone until it ends, as `dsagent detach` says; {counts}"

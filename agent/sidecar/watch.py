@@ -68,6 +68,12 @@ class Watch:
         self._session: Session | None = None
         self._thread = threading.Thread(target=self._run, name=f"watch-{target.pid}", daemon=True)
 
+    @property
+    def cut_off(self) -> int:
+        """Requests that an engine took along when it ended. Once the watch is over."""
+        session = self._session
+        return session.unfinished if session is not None and session.target_ended else 0
+
     def start(self) -> None:
         try:
             self._thread.start()
@@ -148,13 +154,13 @@ class Watch:
             without=options.without,
             normal=normal,
             ledger=self.ledger,
+            is_asked_elsewhere=True,
             has_profiles=outlets.pyroscope is not None,
             anomalies=make_watch() if options.has_anomalies else None,
             on_attached=self._attached,
             on_trouble=lambda line: self._tell("engine.trouble", line),
         )
 
-            is_asked_elsewhere=True,
     def _recording(self, outlets: OutletOptions) -> Sink:
         """The bound on disk is for all engines together, however many there may be."""
         from dsagent.agent.sinks.recording import RecordingSink

@@ -54,6 +54,7 @@ class StepsSource:
         self._open = OpenRequests()
         self._tallies = deque[Tally]()
         self._tallies_dropped = 0
+        self._never_closed = 0  # requests whose end will not be read any more
         self._ends_lost_ns = 0  # until when ends of requests may have been lost
         self.behind = False
         self.attached_ns = time.monotonic_ns()
@@ -158,7 +159,9 @@ class StepsSource:
         those that came before the last loss have most likely ended."""
         if self._ends_lost_ns and not self.running():
             before_ns = min(self._ends_lost_ns, now_ns - STALL_NS)
-            readings.forgotten += self._open.forget_before(before_ns)
+            forgotten = self._open.forget_before(before_ns)
+            self._never_closed += len(forgotten)
+            readings.forgotten += forgotten
 
     def _discover(self, now_ns: int) -> list[Event]:
         """Follows the target's processes, and looks for their rings."""
@@ -216,6 +219,11 @@ class StepsSource:
     def oldest_open_ns(self) -> int | None:
         """When the oldest request arrived that is still open; None where there is none."""
         return self._open.oldest_ns()
+
+    @property
+    def unfinished(self) -> int:
+        """Requests seen to begin and not to end: those that go on now, and those cut off."""
+        return len(self._open) + self._never_closed + self._open.given_up
 
     @property
     def uncounted_losses(self) -> int:

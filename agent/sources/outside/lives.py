@@ -110,6 +110,11 @@ class Lives:
         """Nothing is open, and all is told."""
         return not self._held and self.steps.oldest_waiting_ns is None
 
+    @property
+    def open(self) -> int:
+        """Requests that have begun and not ended."""
+        return sum(held.life.exchange.ended_ns is None for held in self._held.values())
+
     def oldest_open_ns(self) -> int | None:
         return min(
             (

@@ -240,6 +240,11 @@ class OutsideSource:
         return self._lives.oldest_open_ns()
 
     @property
+    def unfinished(self) -> int:
+        """Requests seen to begin and not to end."""
+        return self._lives.open
+
+    @property
     def uncounted_losses(self) -> int:
         """Messages that were told and neither came nor were counted as dropped."""
         if self._capture is not None:

@@ -312,6 +312,7 @@ def test_a_request_whose_end_was_lost_is_forgotten_once_the_loop_is_idle(
     frontend.write(opened("fresh", now_ns))
     assert source.poll(now_ns).forgotten == [request_key("stale")]
     assert source.oldest_open_ns() == now_ns
+    assert source.unfinished == 2  # what is forgotten has not ended either
     # It came after the loss: that its end is missing means that the loop stands still.
     assert source.poll(now_ns + 60 * S).forgotten == []
     assert source.oldest_open_ns() == now_ns
@@ -325,6 +326,10 @@ def test_without_losses_nothing_is_forgotten(frontend: RingWriter, scheduler: Ri
     frontend.write(opened("waits", now_ns - 5 * S))
     assert source.poll(now_ns).forgotten == []
     assert source.poll(now_ns + 60 * S).forgotten == []
+    assert source.unfinished == 1
+    frontend.write(replace(CLOSED, request_key=request_key("waits"), sent_ns=now_ns))
+    source.poll(now_ns)
+    assert source.unfinished == 0
     source.stop()
 
 
