@@ -115,6 +115,12 @@ class Session:
         self._stopping = True
         self._waker.wake()
 
+    @property
+    def unfinished(self) -> int:
+        """Requests seen to begin and not to end; once the target has ended, those it took along.
+        In the session's own thread, or after it."""
+        return self._feeds.steps.unfinished
+
     def sources(self) -> tuple[SourceStatus, ...]:
         return self._feeds.statuses()
 

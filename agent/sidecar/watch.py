@@ -68,6 +68,12 @@ class Watch:
         self._session: Session | None = None
         self._thread = threading.Thread(target=self._run, name=f"watch-{target.pid}", daemon=True)
 
+    @property
+    def cut_off(self) -> int:
+        """Requests that an engine took along when it ended. Once the watch is over."""
+        session = self._session
+        return session.unfinished if session is not None and session.target_ended else 0
+
     def start(self) -> None:
         try:
             self._thread.start()
