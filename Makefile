@@ -1,7 +1,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-stack test test-vllm test-vllm-nightly setup-vllm test-containers image check bench accuracy bpf fuzz-nightly clean
+.PHONY: help setup demo demo-stack test test-vllm test-vllm-nightly setup-vllm test-containers image check bench accuracy soak uninstall-check bpf fuzz-nightly clean
 
 PY := .venv/bin/python
 
@@ -17,7 +17,9 @@ help:
 	@echo 'make check   ruff, mypy --strict, the direction of imports'
 	@echo 'make bench   measure, and write docs/benchmarks.md'
 	@echo 'make accuracy  real faults on a real engine: how often the account is right (25 min)'
-	@echo 'make fuzz-nightly  coverage-guided fuzzing of all that reads others'"'"' bytes (30 min)'
+	@echo 'make soak    the sidecar beside engines that are loaded, killed and disturbed (60 min; MINUTES=...)'
+	@echo 'make uninstall-check  what the sidecar changes in a pod, and what stays: nothing'
+	@echo 'make fuzz-nightly  coverage-guided fuzzing of all that reads others'"'"' bytes (35 min)'
 	@echo 'make bpf     compile the BPF objects'
 	@echo 'make clean   remove what was built; .venv stays'
 
@@ -57,6 +59,12 @@ bench: setup
 
 accuracy: setup
 	@$(PY) tests/accuracy/run.py
+
+soak: setup
+	@$(PY) tests/soak/soak.py $(if $(MINUTES),--minutes $(MINUTES))
+
+uninstall-check: setup
+	@$(PY) tests/soak/uninstall_check.py
 
 bpf:
 	@$(PY) -m dsagent.agent.sources.bpf.build

@@ -8,6 +8,7 @@ honest one (`patched`).
 
 from __future__ import annotations
 
+import ctypes
 import gzip
 import math
 import os
@@ -37,6 +38,7 @@ from dsagent.agent.files import read_named
 from dsagent.agent.fleet.manifest import BadManifest, parse_manifest
 from dsagent.agent.fleet.policy import load_policy
 from dsagent.agent.inject import memory
+from dsagent.agent.inject.elf import Image, NotElf
 from dsagent.agent.listening import Guard, ListenOptions
 from dsagent.agent.normal import from_json
 from dsagent.agent.question import parse_question
@@ -100,7 +102,10 @@ def patched(honest: bytes, patches: bytes) -> bytes:
 
 @cache
 def _folder() -> Path:
-    made = tempfile.TemporaryDirectory(prefix="dsagent-fuzz-")
+    in_memory = Path("/dev/shm")
+    made = tempfile.TemporaryDirectory(
+        prefix="dsagent-fuzz-", dir=in_memory if os.access(in_memory, os.W_OK) else None
+    )
     _KEPT.append(made)  # removed when the process ends
     return Path(made.name)
 
@@ -530,6 +535,49 @@ def run_elf(data: bytes) -> None:
             library.function(name)
 
 
+@cache
+def _mapped() -> tuple[int, bytes]:
+    """Where the library that _library() chose lies in this very process's memory, and how: the
+    loader has written addresses into it."""
+    ctypes.CDLL(str(_file("honest.so", _library())))
+    mine = [each for each in memory.mappings(os.getpid()) if each.path.endswith("honest.so")]
+    base, end = mine[0].start, mine[-1].end
+    image = bytearray(end - base)
+    with memory.Memory(os.getpid()) as own:
+        for each in mine:
+            if each.permissions.startswith("r"):
+                at = each.start - base
+                image[at : at + each.end - each.start] = own.read(each.start, each.end - each.start)
+    return base, bytes(image)
+
+
+class _Memory:
+    """Of a process whose only mapping is this image."""
+
+    def __init__(self, base: int, image: bytes) -> None:
+        self._base = base
+        self._image = image
+
+    def read(self, address: int, size_bytes: int) -> bytes:
+        at = address - self._base
+        if not 0 <= size_bytes <= memory.MAX_READ_BYTES or at < 0:
+            raise memory.MemoryGone("out of bounds")
+        found = self._image[at : at + size_bytes]
+        if len(found) != size_bytes:
+            raise memory.MemoryGone("nothing there")
+        return found
+
+
+def run_image(data: bytes) -> None:
+    """Whose symbols are looked for before hooks are put in."""
+    base, honest = _mapped()
+    with suppress(NotElf, memory.MemoryGone):
+        image = Image(_Memory(base, patched(honest, data)), base)  # type: ignore[arg-type]
+        for name in ("PyInit__test", "malloc", "_init", "PyRun_SimpleString"):
+            image.symbol(name)
+        image.symbol_table(100_000)
+
+
 def no_seeds() -> list[bytes]:
     return [b"", struct.pack("<IB", 40, 8) + b"\xff" * 8, struct.pack("<IB", 4, 0)]
 
@@ -567,5 +615,6 @@ TARGETS = {
             (*(name.encode() for name in sorted(served.NAMES)), b"NaN", b"Inf"),
         ),
         FuzzTarget("elf", run_elf, no_seeds),
+        FuzzTarget("image", run_image, no_seeds),
     )
 }
