@@ -194,10 +194,19 @@ def test_silent_slow_and_talkative_clients_are_hung_up_on(
     sink: PrometheusSink, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One says nothing, one drips its handshake: neither is waited for by others."""
-    monkeypatch.setattr(pages, "CONNECTION_DEADLINE_S", 3.0)
+    monkeypatch.setattr(pages, "CONNECTION_DEADLINE_S", 0.5)  # of these two
     silent = socket.create_connection(("127.0.0.1", sink.port), timeout=20)
     dripping = socket.create_connection(("127.0.0.1", sink.port), timeout=20)
     dripping.sendall(b"\x16\x03\x01\x02")
+    assert sink._server is not None
+    opened, server = set[object](), sink._server
+
+    def both_have_come() -> bool:
+        opened.update(server._open)
+        return len(opened) >= 2 or sink.status().dropped >= 2
+
+    until(both_have_come)
+    monkeypatch.setattr(pages, "CONNECTION_DEADLINE_S", 60.0)
     assert https(sink.port, certificates, "GET", "/metrics", b"", **BEARER) == 200
     for each in (silent, dripping):
         with each:
