@@ -20,8 +20,8 @@ from dsagent.agent.inject.memory import MAX_READ_BYTES, Mapping, Memory, MemoryG
 from dsagent.agent.procfs import escape
 from dsagent.agent.profiles.stacks import MAX_TEXT_CHARS, Frame
 
-MAX_SYMBOLS = 1_000_000
-MAX_TABLES = 64  # libraries whose symbols are kept, of one process
+MAX_SYMBOLS = 1_000_000  # of one library
+MAX_KEPT_SYMBOLS = 1_000_000  # of all libraries of one process: 24 MB
 MAX_NAMES = 20_000
 MAX_NAME_BYTES = 1024
 NO_SYMBOL = "(not exported)"
@@ -50,6 +50,9 @@ class _Table:
     ends: npt.NDArray[np.uint64]
     names_at: npt.NDArray[np.uint64]
 
+    def __len__(self) -> int:
+        return len(self.starts)
+
 
 class NativeNames:
     """Of one process. Raises PermissionError or ProcessGone where its memory cannot be read."""
@@ -59,21 +62,23 @@ class NativeNames:
         self._memory = Memory(pid)
         self._mappings: list[Mapping] = []
         self._starts: list[int] = []
+        self._bases: dict[tuple[bytes, int], int] = {}  # by file: where it begins
         self._tables: dict[int, _Table | None] = {}  # by where the library begins
         self._known: dict[int, tuple[Frame, Frame]] = {}
 
     def look_again(self) -> None:
         """Libraries come and go: what is mapped is read anew."""
-        found = [each for each in mappings(self._pid) if "x" in each.permissions]
-        bases: dict[tuple[bytes, int], int] = {}
-        if found != self._mappings:
-            for each in mappings(self._pid):
-                if each.file is not None and each.offset == 0:
-                    bases.setdefault(each.file, each.start)
-            self._bases = bases
-            self._mappings, self._starts = found, [each.start for each in found]
-            self._tables.clear()
-            self._known.clear()
+        mapped = list(mappings(self._pid))
+        found = [each for each in mapped if "x" in each.permissions]
+        if found == self._mappings:
+            return
+        self._mappings, self._starts = found, [each.start for each in found]
+        self._bases = {}
+        for each in mapped:
+            if each.file is not None and each.offset == 0:
+                self._bases.setdefault(each.file, each.start)
+        self._tables.clear()
+        self._known.clear()
 
     def frames(self, address: int) -> tuple[Frame, Frame]:
         """The library and the function."""
@@ -100,9 +105,7 @@ class NativeNames:
         if base is None:
             return None
         if base not in self._tables:
-            if len(self._tables) >= MAX_TABLES:
-                del self._tables[next(iter(self._tables))]
-            self._tables[base] = self._read_table(base)
+            self._keep(base, self._read_table(base))
         table = self._tables[base]
         if table is None:
             return None
@@ -113,6 +116,16 @@ class NativeNames:
             return readable(self._text(int(table.names_at[index])))
         except MemoryGone:
             return None
+
+    def _keep(self, base: int, table: _Table | None) -> None:
+        """Those that came first go, where it would be too many symbols."""
+        self._tables[base] = table
+        kept = sum(len(each) for each in self._tables.values() if each is not None)
+        for other in list(self._tables):
+            if kept <= MAX_KEPT_SYMBOLS or other == base:
+                return
+            gone = self._tables.pop(other)
+            kept -= 0 if gone is None else len(gone)
 
     def _text(self, at: int) -> bytes:
         """Up to its end, or to the page's where nothing more is mapped."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -21,6 +21,8 @@ from dsagent.instrumentation.records import RankStep, Step
 Phase = Literal["prefill", "decode", "mixed", "idle"]
 KEPT_STEPS = 65_536
 MOST_WAITING = 4_096
+MOST_RANKS = 256  # of one step
+MOST_PROCESSES = 64  # with steps of their own
 NOT_PLACED = Frame("(seen again, unknown when)", "", 0)
 
 
@@ -59,7 +61,9 @@ class Steps:
         """In the order in which they came."""
         for rank in rank_steps:
             key = (rank.engine_id, rank.step_id)
-            self._waiting.setdefault(key, []).append(rank)
+            waiting = self._waiting.setdefault(key, [])
+            if len(waiting) < MOST_RANKS:
+                waiting.append(rank)
             if len(self._waiting) > MOST_WAITING:
                 del self._waiting[next(iter(self._waiting))]
         for step in steps:
@@ -68,16 +72,22 @@ class Steps:
             self._phases[key] = phase
             if len(self._phases) > KEPT_STEPS:
                 del self._phases[next(iter(self._phases))]
-            self._keep(step.pid, Span(step.start_ns, step.end_ns, step.tid, phase))
-            self._roles[step.pid] = "engine"
+            self._keep(step.pid, Span(step.start_ns, step.end_ns, step.tid, phase), "engine")
         for key in [key for key in self._waiting if key in self._phases]:
             for rank in self._waiting.pop(key):
                 span = Span(rank.start_ns, rank.end_ns, rank.tid, self._phases[key])
-                self._keep(rank.pid, span)
-                self._roles.setdefault(rank.pid, "worker")
+                self._keep(rank.pid, span, "worker")
 
-    def _keep(self, pid: int, span: Span) -> None:
-        self._spans.setdefault(pid, deque(maxlen=KEPT_STEPS)).append(span)
+    def _keep(self, pid: int, span: Span, role: str) -> None:
+        spans = self._spans.get(pid)
+        if spans is None:
+            if len(self._spans) >= MOST_PROCESSES:  # the one that was first is forgotten
+                gone = next(iter(self._spans))
+                del self._spans[gone], self._roles[gone]
+            spans = self._spans[pid] = deque(maxlen=KEPT_STEPS)
+        spans.append(span)
+        if self._roles.get(pid) != "engine":
+            self._roles[pid] = role
 
     def of(self, pid: int, began_ns: int, ended_ns: int) -> list[Span]:
         """Those that overlap, in the order of their starts. A process without steps of its own
@@ -156,7 +166,7 @@ def _quiet(run: Recorded, spans: Sequence[Span]) -> list[tuple[Seen, Phase, int]
             by_thread.setdefault(seen.tid, []).append(seen)
     found: list[tuple[Seen, Phase, int]] = []
     for tid, row in by_thread.items():
-        own = [span for span in spans if span.tid == tid]
+        own = _one_by_one(span for span in spans if span.tid == tid)
         ends = [span.end_ns for span in own]
         until = [later.at_ns for _, later in pairwise(row)] + [run.ended_ns]
         for seen, end_ns in zip(row, until, strict=True):
@@ -167,4 +177,16 @@ def _quiet(run: Recorded, spans: Sequence[Span]) -> list[tuple[Seen, Phase, int]
                 ns = min(end_ns, span.end_ns) - max(seen.at_ns, span.start_ns)
                 if ns > 0:
                     found.append((seen, span.phase, ns))
+    return found
+
+
+def _one_by_one(spans: Iterable[Span]) -> list[Span]:
+    """A thread does one thing at a time. Of steps that overlap all the same, as a process may
+    claim, each counts from the end of those before: no moment is gone through twice."""
+    found: list[Span] = []
+    until_ns = 0
+    for span in spans:
+        if span.end_ns > until_ns:
+            found.append(replace(span, start_ns=max(span.start_ns, until_ns)))
+            until_ns = span.end_ns
     return found

@@ -208,7 +208,12 @@ def _open(cpus: Sequence[int]) -> Iterator[_Ring]:
         if fd < 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
-        yield _Ring(fd)
+        try:
+            ring = _Ring(fd)
+        except OSError:  # more than may be locked in memory
+            os.close(fd)
+            raise
+        yield ring
 
 
 def _frames(taken: _Taken, names: NativeNames | None) -> tuple[Frame, ...]:

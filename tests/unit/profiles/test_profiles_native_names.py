@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsagent.agent.procfs import ProcessGone
+from dsagent.agent.profiles import native_names
 from dsagent.agent.profiles.native_names import UNKNOWN, NativeNames, readable
 
 
@@ -36,6 +37,16 @@ def test_a_function_of_the_c_library(names: NativeNames, name: str) -> None:
     assert library.function.startswith("libc")
     assert name in function.function
     assert function.file == library.file
+
+
+def test_symbols_of_few_libraries_are_kept_and_read_again(
+    names: NativeNames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_names, "MAX_KEPT_SYMBOLS", 1)
+    addresses = {name: address_of(name) for name in ("qsort", "Py_GetVersion", "getpid")}
+    for name, address in addresses.items():
+        assert name in names.frames(address + 1)[1].function
+        assert len(names._tables) <= 2  # the one just read, and one that has no symbols
 
 
 def test_addresses_of_nothing(names: NativeNames) -> None:

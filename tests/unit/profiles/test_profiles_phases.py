@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import MS, S, step
 
-from dsagent.agent.profiles.phases import NOT_PLACED, Span, Steps, Weighed, weigh
+from dsagent.agent.profiles.phases import (
+    MOST_PROCESSES,
+    MOST_RANKS,
+    NOT_PLACED,
+    Span,
+    Steps,
+    Weighed,
+    weigh,
+)
 from dsagent.agent.profiles.stacks import Frame, Recorded, Seen
 from dsagent.instrumentation.records import RankStep
 
@@ -122,3 +130,22 @@ def test_a_front_end_of_two_engines_has_no_phase() -> None:
     assert steps.of(1, BEGAN_NS, BEGAN_NS + S) == []
     assert steps.latest_end_ns(1) == 0
     assert steps.latest_end_ns(9) == BEGAN_NS + 20 * MS
+
+
+def test_steps_of_a_thread_that_overlap_are_gone_through_once() -> None:
+    many = [span(0, 10_000) for _ in range(2000)]
+    out = weighed(run(seen(0), seen(500), repeats=100), *many)
+    assert len(out) == 4  # two that were seen, and their repeats
+    assert sum(each.samples for each in out) == pytest.approx(102)
+
+
+def test_whatever_a_process_claims_of_its_steps_memory_is_bounded() -> None:
+    steps = Steps()
+    for at in range(3):
+        steps.add((), [rank_step(1, 77, BEGAN_NS + at)] * (2 * MOST_RANKS))
+    for pid in range(1, 3 * MOST_PROCESSES):
+        steps.add((step(pid, start_ns=BEGAN_NS, pid=pid, engine_id=6),), ())
+    steps.add((step(1, start_ns=BEGAN_NS),), ())
+    known = range(1, 5 * MOST_PROCESSES)
+    assert sum(steps.role(pid) != "frontend" for pid in known) <= MOST_PROCESSES
+    assert len(steps.of(77, BEGAN_NS, BEGAN_NS + S)) == MOST_RANKS
