@@ -75,10 +75,6 @@ class Guard:
         return self._token_file is not None
 
     @property
-    def has_tls(self) -> bool:
-        return self._pair is not None
-
-    @property
     def notice(self) -> str:
         """Why a file that has changed is not used; empty where all is well."""
         with self._lock:
