@@ -23,6 +23,7 @@ STEP_DURATION_NS = "dsagent.step.duration_ns"
 REQUEST_E2E_NS = "dsagent.request.e2e_ns"
 REQUEST_TPOT_NS = "dsagent.request.tpot_ns"
 UNATTRIBUTED = names.part("unattributed")
+UNSEEN = "unobserved"  # the agent's own doing, and no feature of a request
 PART_PREFIX = names.part("").removesuffix("_ns")
 
 # Of each kind: the feature that the others are parts of.
@@ -83,7 +84,8 @@ def of_account(account: Account) -> Observation | None:
         values[names.REQUEST_TTFT_NS] = record.ttft_ns
     if record.tpot_ns is not None:
         values[REQUEST_TPOT_NS] = record.tpot_ns
-    if not account.not_looked_at:  # else what is not among the parts may have been there
+    if not account.not_looked_at and not any(part.cause == UNSEEN for part in account.parts):
+        # Else what is not among the parts may have been there.
         values[UNATTRIBUTED] = account.unattributed_ns
         for part in account.parts:
             feature = names.part(part.cause)

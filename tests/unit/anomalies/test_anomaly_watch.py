@@ -280,6 +280,15 @@ def test_a_cause_of_requests_that_came_up_is_named_with_their_traces() -> None:
     ]
 
 
+def test_what_the_agent_did_not_see_is_no_feature_and_hides_the_parts() -> None:
+    made = account()
+    unseen = replace(made.parts[0], cause="unobserved")
+    observed = of_account(replace(made, parts=(unseen, *made.parts[1:])))
+    assert observed is not None
+    assert not [feature for feature in observed.values if feature.startswith("dsagent.part.")]
+    assert observed.values["dsagent.request.e2e_ns"] == made.e2e_ns
+
+
 def test_one_slow_request_is_no_finding() -> None:
     watch = AnomalyWatch()
     delays = {150: 5000 * MS}
