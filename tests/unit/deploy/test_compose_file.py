@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from rendering import ROOT, agent_of, containers, documents, one, pod_spec
 from shipped_settings import read
 
 from dsagent.agent import ports, settings
+from dsagent.agent.listening import Guard, ListenOptions
 
 FILE = ROOT / "deploy" / "compose" / "compose.yaml"
 TEXT = FILE.read_text()
@@ -104,3 +107,13 @@ def test_images_and_the_copying_of_the_plug_in_are_the_manifests() -> None:
     assert [*services()["plugin"]["entrypoint"], script.replace("$$", "$")] == own["command"]
     (variable,) = in_kubernetes("vllm")["env"]
     assert services()["vllm"]["environment"] == {variable["name"]: variable["value"]}
+
+
+def test_the_token_is_made_so_that_the_agent_takes_it(tmp_path: Path) -> None:
+    (made,) = re.findall(r"^# +sudo (install .*?)  ", TEXT, re.MULTILINE)
+    subprocess.run(shlex.split(made), cwd=tmp_path, check=True)
+    (file,) = tmp_path.iterdir()
+    (declared,) = yaml.safe_load(TEXT)["secrets"].values()
+    assert tmp_path / declared["file"] == file
+    file.write_text(32 * "a")
+    assert Guard(ListenOptions(file)).admits(f"Bearer {32 * 'a'}")

@@ -30,6 +30,7 @@ from rendering import (
 from dsagent.agent import ports, settings
 from dsagent.agent.app import COMMANDS
 from dsagent.agent.errors import DsagentError
+from dsagent.agent.listening import Guard, ListenOptions
 from dsagent.agent.resource import resource_overrides
 from dsagent.agent.sidecar.listener import Health, Listener
 from dsagent.agent.sinks.recording import SEGMENT_BYTES
@@ -248,3 +249,16 @@ def test_a_stateful_set_of_ones_own_gets_the_agent_and_keeps_its_own(tmp_path: P
     assert (mine["kind"], mine["metadata"]["name"]) == ("StatefulSet", "mine")
     assert pod_spec(mine)["containers"] == pod_spec(engine)["containers"]
     assert without == other
+
+
+def test_the_token_of_the_secret_is_one_that_the_agent_takes(tmp_path: Path) -> None:
+    """A kubelet gives a volume's files to root, with the mode it is told, and lets fsGroup read."""
+    token = tmp_path / "token"
+    token.write_text(32 * "a")
+    for folder, spec in pods_with_agent():
+        (volume,) = (each for each in spec["volumes"] if each["name"] == "dsagent-settings")
+        group = spec.get("securityContext", {}).get("fsGroup")
+        token.chmod(volume["projected"]["defaultMode"] | (0 if group is None else 0o440))
+        assert Guard(ListenOptions(token)).admits(f"Bearer {32 * 'a'}"), folder
+        context = {**spec.get("securityContext", {}), **agent_of(spec)["securityContext"]}
+        assert context["runAsUser"] == 0 or group is not None, folder
