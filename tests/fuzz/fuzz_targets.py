@@ -102,10 +102,7 @@ def patched(honest: bytes, patches: bytes) -> bytes:
 
 @cache
 def _folder() -> Path:
-    in_memory = Path("/dev/shm")
-    made = tempfile.TemporaryDirectory(
-        prefix="dsagent-fuzz-", dir=in_memory if os.access(in_memory, os.W_OK) else None
-    )
+    made = tempfile.TemporaryDirectory(prefix="dsagent-fuzz-")
     _KEPT.append(made)  # removed when the process ends
     return Path(made.name)
 
