@@ -171,12 +171,17 @@ def _description(
 
 
 def _blind(divided_by: float) -> Rule:
-    """The agent says so itself, or was there and is not any more."""
+    """The agent says so itself, or was there and is not any more. An agent that answers and has
+    lost an engine is not blind: the engine is being restarted. A target that is not looked for any
+    more was taken away on purpose, as the pods of a rolling restart are. What is pushed has no
+    `up` at all."""
     metric = SLO_BLIND.prometheus
     remember = duration(REMEMBER_S / divided_by)
     return {
         "alert": BLIND,
-        "expr": f"{metric} == 1\nor last_over_time({metric}[{remember}]) unless {metric}",
+        "expr": f"{metric} == 1\nor last_over_time({metric}[{remember}]) unless {metric}"
+        "\n  unless on (job, instance) up == 1"
+        f"\n  unless on (job, instance) (last_over_time(up[{remember}]) unless up)",
         "for": duration(max(2.0, EVALUATE_S / divided_by)),
         "labels": {"severity": "page"},
         "annotations": {

@@ -121,8 +121,10 @@ objectives meanwhile; alerts that were firing are not resolved by it.
 
 1. Is the agent running? Started again, it attaches to the same server: `dsagent attach PID`.
 2. It runs: `dsagent doctor --pid PID` says what it cannot read and how to change that.
-3. The server is gone: then this alert is the least of it. Where both were taken away on purpose, it
-   ends by itself after 6 hours; silence it until then.
+3. The server is gone: then this alert is the least of it. Where both were taken away on purpose and
+   Prometheus still looks for them, it ends by itself after 6 hours; silence it until then.
+
+A restarted engine beside a sidecar that answers, and a pod that is replaced, are no reason for it.
 """,
     "cache-hit-ratio.md": """\
 # A cache hits too rarely

@@ -127,15 +127,34 @@ class _Tests:
         }
 
     def of_blindness(self) -> Test:
-        series = f'{SLO_BLIND.prometheus}{{instance="a", job="dsagent"}}'
-        firing = _alerts(BLIND, alertstate="firing")
+        """Of five agents: one that pushes, says so, and then is gone; one that is killed, and
+        looked for in vain; one that answers, and whose engine is restarted; one whose pod is taken
+        away, and its target with it; one that goes on."""
+        stories = (
+            ("pushed", "0x20 1x20 0x20 stale", ""),
+            ("killed", "0x60 stale", "1x60 0x60"),
+            ("engine-restarts", "0x60 stale", "1x120"),
+            ("pod-replaced", "0x60 stale", "1x60 stale"),
+            ("goes-on", "0x120", "1x120"),
+        )
+        series = [
+            {"series": f'{name}{{instance="{agent}", job="dsagent"}}', "values": values}
+            for agent, blind, up in stories
+            for name, values in ((SLO_BLIND.prometheus, blind), ("up", up))
+            if values
+        ]
+        fired = (
+            *(("pushed", 10, 0), ("pushed", 35, 1), ("pushed", 55, 0), ("pushed", 75, 1)),
+            *(("killed", 55, 0), ("killed", 75, 1)),
+            *((agent, at, 0) for agent, *_ in stories[2:] for at in (35, 75, 110)),
+        )
         return {
-            "name": "blind: the agent says so, or is gone",
+            "name": "blind: the agent says so, or is gone; not where an engine is replaced",
             "interval": self.step,
-            "input_series": [{"series": series, "values": "0x20 1x20 0x20 stale"}],
+            "input_series": series,
             "promql_expr_test": [
-                self._expect(firing, at, count)
-                for at, count in ((10, 0), (35, 1), (55, 0), (75, 1))
+                self._expect(_alerts(BLIND, alertstate="firing", instance=agent), at, count)
+                for agent, at, count in fired
             ],
         }
 
