@@ -47,18 +47,18 @@ def marked(mark: str) -> list[str]:
 @pytest.mark.timeout(LIMIT_S + 30)
 def test_all_four_are_told_as_they_must_be(tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
-    ran = subprocess.run(
+    ran = subprocess.run(  # what it says on the way is pytest's to show, even if it hangs
         [*COMMAND, "--json"],
         env={**os.environ, "TMPDIR": str(tmp_path), MARK: mark},
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
         check=False,
         timeout=LIMIT_S,
     )
-    assert ran.returncode == 0, ran.stderr[-8000:] + ran.stdout
+    assert ran.returncode == 0, ran.stdout
     document = json.loads(ran.stdout)
     assert [act["act"] for act in document["acts"]] == ACTS
-    assert document["held"], ran.stderr
+    assert document["held"]
     assert set(document["alert_after_s"]) == {"agent", "alertmanager"}
     assert all(0 < seconds <= 180 for seconds in document["alert_after_s"].values())
     assert document["calm_chats"] >= 60
