@@ -20,7 +20,7 @@ IMAGE = "localhost/dsagent-test"
 RIGHTS = ("BPF", "PERFMON", "SYS_PTRACE")
 PORT = 8000
 MODEL = "tiny-llama"
-HAPPENS_S = 90.0  # what must happen on a busy machine; only a failure ever waits so long
+HAPPENS_S = 120.0  # what must happen on a busy machine; only a failure ever waits so long
 
 # Run inside the engine's container. Prints the ids of the requests that it has sent, one at a time
 # and two together, streamed and not.

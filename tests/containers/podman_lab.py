@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "build" / "containers"  # they stay there from run to run: layers are used again
-PATIENCE_S = 60.0  # for what podman does at once; only a failure ever waits so long
+PATIENCE_S = 120.0  # for what podman does at once; only a failure ever waits so long
 PROGRAMS = ("podman", "crun", "buildah", "mmdebstrap", "unshare", "nsenter")
 SECCOMP = Path("/usr/share/containers/seccomp.json")
 
