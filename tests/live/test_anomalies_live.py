@@ -28,8 +28,11 @@ from otlp_back_ends import Received, grpc_back_end
 
 pytestmark = pytest.mark.ebpf
 
+HOGS = 3
+NICENESS = -10  # outweighs whatever else a machine is busy with, the agent too for a while
 PATIENCE_S = 90.0  # for what must happen; only a failure ever waits so long
-DURATION = "dsagent.step.duration_ns"
+# What grows for want of a CPU: steps; or, where next to none is done, what requests waited for.
+HOGGED = (names.STEP_FORWARD_NS, "dsagent.step.duration_ns", names.part("cpu.runqueue"))
 Found = dict[str, Any]
 
 
@@ -38,16 +41,25 @@ def anomalies(target: Engine) -> list[Found]:
     return found
 
 
-def wait_for(target: Engine, wanted: Callable[[Found], bool], what: str) -> Found:
-    deadline = time.monotonic() + PATIENCE_S
+def look_for(
+    target: Engine, wanted: Callable[[Found], bool], patience_s: float
+) -> tuple[Found | None, list[Found]]:
+    """What is wanted, None where it does not come in time, and all there is."""
+    deadline = time.monotonic() + patience_s
     found: list[Found] = []
-    while True:
+    while time.monotonic() < deadline:
         with suppress(DsagentError):  # it had no CPU to answer
             found = anomalies(target)
         if told := next(filter(wanted, found), None):
-            return told
-        assert time.monotonic() < deadline, f"{what} was not found; only {found}"
+            return told, found
         time.sleep(0.2)
+    return None, found
+
+
+def wait_for(target: Engine, wanted: Callable[[Found], bool], what: str) -> Found:
+    told, found = look_for(target, wanted, PATIENCE_S)
+    assert told, f"{what} was not found; only {found}"
+    return told
 
 
 def test_a_slow_sampler_and_a_cpu_hog_are_found_and_named(tmp_path: Path) -> None:
@@ -63,10 +75,10 @@ def test_a_slow_sampler_and_a_cpu_hog_are_found_and_named(tmp_path: Path) -> Non
             sampler, hog = inject(target, load)
     sent = {each.trace_id for each in load.sent}
     for found in (sampler, hog):
-        assert found["value"] > 1.1 * found["usual"] > 0
+        assert found["value"] > 1.1 * found["usual"]
         assert found["trace_ids"]
         assert set(found["trace_ids"]) <= sent
-    assert sampler["value"] > 20e6  # it slept for 30 ms
+    assert sampler["value"] > 20e6 > sampler["usual"] > 0  # it slept for 30 ms
     kept = observed.summary["anomalies"]
     assert (sampler["feature"], sampler["begun_ns"]) in [
         (k["feature"], k["begun_ns"]) for k in kept
@@ -94,17 +106,24 @@ def inject(target: Engine, load: Load) -> tuple[Found, Found]:
         lambda each: each["begun_ns"] == sampler["begun_ns"] and each["state"] == "ended",
         "the end of it",
     )
-    load.wait_for(60)  # it rests for a while after an episode
-    since_ns = time.monotonic_ns()
-    run_hogs(os.sched_getaffinity(target.pid), 6.0, -5)  # the agent itself may be starved meanwhile
-    hog = wait_for(
-        target,
-        lambda each: (
-            each["feature"] in (names.STEP_FORWARD_NS, DURATION) and each["begun_ns"] >= since_ns
-        ),
-        "the hog",
-    )
-    return sampler, hog
+    return sampler, found_hog(target, load)
+
+
+def found_hog(target: Engine, load: Load) -> Found:
+    """Where others use the machine as well, it may take more than one to tell it from them."""
+    found: list[Found] = []
+    for _ in range(HOGS):
+        load.wait_for(60)  # it rests for a while after an episode
+        since_ns = time.monotonic_ns()
+        run_hogs(os.sched_getaffinity(target.pid), 6.0, NICENESS)
+
+        def is_hog(each: Found, since_ns: int = since_ns) -> bool:
+            return each["feature"] in HOGGED and each["begun_ns"] >= since_ns
+
+        told, found = look_for(target, is_hog, PATIENCE_S / HOGS)
+        if told:
+            return told
+    raise AssertionError(f"none of {HOGS} hogs was found; only {found}")
 
 
 def assert_exported(received: Received, found: Found) -> None:
