@@ -52,6 +52,12 @@ def plan(price: Price, allowed_ratio: float, cpus: int) -> Plan | None:
     return Plan(5, pause_s) if pause_s <= MAX_PAUSE_S else None
 
 
+def pause_after(cpu_ns: int, allowed_ratio: float, cpus: int) -> float:
+    """Seconds until so much that was taken for nothing is within what may be taken."""
+    allowed_ns_per_s = max(0.0, allowed_ratio) * cpus * 1e9
+    return min(MAX_PAUSE_S, cpu_ns / allowed_ns_per_s) if allowed_ns_per_s else MAX_PAUSE_S
+
+
 def allowance(max_ratio: float, seen_ratio: float, own_ratio: float) -> float:
     """What is left of --max-overhead when all but sampling is paid, at most half of it.
     `seen_ratio`: what watching costs in all, as last measured, with `own_ratio` for sampling."""

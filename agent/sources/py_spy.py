@@ -21,7 +21,7 @@ from typing import IO
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import Readings, SourceState, SourceStatus, Target
 from dsagent.agent.procfs import escape
-from dsagent.agent.profiles.pace import RUN_S, Plan, Price, allowance, plan
+from dsagent.agent.profiles.pace import RUN_S, Plan, Price, allowance, pause_after, plan
 from dsagent.agent.profiles.stacks import NotATrace, Recorded, read_trace, samples_told
 
 DEADLINE_S = 30.0  # beyond a run's own time: starting, and writing what was seen
@@ -129,6 +129,8 @@ class PySpySource:
         self._cost_ns += run.cpu_ns
         if recorded is None:
             self._refuse(run.pid, why, now_ns)
+            pause_s = pause_after(run.cpu_ns, self._allowed_ratio, self._cpus)
+            self._next_ns = now_ns + round(pause_s * 1e9)
             return
         assert self._plan is not None
         self._succeeded = True
@@ -171,6 +173,7 @@ class _Run:
         self._deadline_ns = now_ns + round((RUN_S + DEADLINE_S) * 1e9)
         self._ended_ns: int | None = None
         self._exit_code: int | None = None
+        self._is_too_slow = False
         # Memory files: nothing stays behind, whatever ends us.
         self._trace: IO[bytes] = os.fdopen(os.memfd_create("dsagent.stacks"), "w+b")
         self._said: IO[bytes] = os.fdopen(os.memfd_create("dsagent.py-spy"), "w+b")
@@ -196,9 +199,10 @@ class _Run:
     def is_over(self, now_ns: int) -> bool:
         """Whether it has ended; it is made to where it takes too long."""
         if self._ended_ns is None:
-            if now_ns >= self._deadline_ns:
+            self._is_too_slow = now_ns >= self._deadline_ns
+            if self._is_too_slow:
                 self._process.kill()
-            self._reap(os.WNOHANG if now_ns < self._deadline_ns else 0)
+            self._reap(0 if self._is_too_slow else os.WNOHANG)
         return self._ended_ns is not None
 
     def _reap(self, options: int) -> None:
@@ -216,7 +220,8 @@ class _Run:
         self._close_files()
         stamp, _, rest = said.partition(b"\n")
         if self._exit_code == -signal.SIGKILL:
-            return None, f"py-spy was not done after {RUN_S + DEADLINE_S:.0f} s"
+            late = f"was not done after {RUN_S + DEADLINE_S:.0f} s"
+            return None, f"py-spy {late if self._is_too_slow else 'was killed'}"
         if self._exit_code != 0 or not stamp.isdigit():
             return None, _why(said)
         began_ns = int(stamp)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsagent.agent.profiles.pace import MAX_RATE_HZ, RUN_S, Price, allowance, plan
+from dsagent.agent.profiles.pace import (
+    MAX_PAUSE_S,
+    MAX_RATE_HZ,
+    RUN_S,
+    Price,
+    allowance,
+    pause_after,
+    plan,
+)
 
 PRICE = Price(start_ns=20e6, look_ns=0.5e6)
 
@@ -49,3 +57,9 @@ def test_the_price_follows_what_runs_take() -> None:
         price = price.learn(20, 240_000_000)
     assert abs(price.run_ns(20) - 240e6) < 1e6
     assert PRICE.learn(20, 0).run_ns(20) > 0
+
+
+def test_what_was_taken_for_nothing_is_paid_with_a_pause() -> None:
+    assert pause_after(60_000_000, 0.005, cpus=2) == 6.0
+    assert pause_after(60_000_000, 0.0, cpus=2) == MAX_PAUSE_S
+    assert pause_after(10**12, 0.005, cpus=2) == MAX_PAUSE_S

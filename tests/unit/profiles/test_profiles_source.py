@@ -162,6 +162,19 @@ def test_a_program_that_hangs_is_ended(
     assert "not done" in trouble(new_source("exec sleep 1000"))
 
 
+def test_one_that_somebody_kills_was_not_too_slow(new_source: NewSource) -> None:
+    assert "was killed" in trouble(new_source("kill -9 $$"))
+
+
+def test_trying_in_vain_is_paid_too(new_source: NewSource) -> None:
+    """Processes that are no Python would else be tried one right after the other."""
+    source = new_source("exit 1", pids=(5, 9), max_ratio=0.001)
+    polled(source, lambda: source._run is not None)
+    began_ns = time.monotonic_ns()
+    polled(source, lambda: source._run is None)
+    assert source._next_ns > began_ns + 100_000_000
+
+
 def test_it_leaves_no_child(new_source: NewSource) -> None:
     source = new_source("exec sleep 1000")
     source.poll(time.monotonic_ns())
