@@ -18,6 +18,7 @@ from dsagent.agent import privileges
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.probes import OUTSIDE_OBJECTS
 from dsagent.agent.sources.bpf.libbpf import BpfObject, Library
+from dsagent.agent.sources.outside.mapped import Mapped
 from dsagent.agent.sources.outside.messages import Message, MessageKind, MessageRing
 
 MESSAGES_A_POLL = 20_000
@@ -37,10 +38,9 @@ _ENTRY_NS = 20  # to enter and leave a program, which it cannot see itself
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A function: the file that is mapped, by a path that leads to this very file, and the offset
-    of its first instruction."""
+    """A function: the file that it is in, and the offset of its first instruction."""
 
-    path: str
+    file: Mapped
     offset: int
 
 
@@ -110,10 +110,11 @@ class Capture:
             if tags is not None:
                 marker.share(tags, (".bss",))
             marker.load()
-            for path in dict.fromkeys(place.path for place in places):
-                offsets = [place.offset for place in places if place.path == path]
+            for file in dict.fromkeys(place.file for place in places):
+                offsets = [place.offset for place in places if place.file == file]
                 try:
-                    links.append(marker.attach_uprobes("on_mark", path, offsets))
+                    with file.path_of_it() as path:
+                        links.append(marker.attach_uprobes("on_mark", path, offsets))
                 except OSError as error:
                     refused.append(_why_no_mark(error))
         except BaseException:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from dsagent.agent import procfs
 from dsagent.agent.procfs import PROC, ProcessGone
 from dsagent.agent.sources.outside.capture import Place
 from dsagent.agent.sources.outside.elf import BadElf, Library
+from dsagent.agent.sources.outside.mapped import Mapped
 
 MOST_FILES = 4096  # mapped by one process, looked at
 
@@ -63,22 +63,20 @@ class Found:
 
 def find_markers(pids: Iterable[int], proc: Path = PROC) -> Found | None:
     """The best markers that these processes have; None where they have none, or none may be
-    looked at. A mapped file is reached through /proc/PID/map_files: whatever its path says in
-    another mount namespace, it is this very file."""
+    looked at."""
     seen: set[int] = set()
     found: list[tuple[Marker, Place, int]] = []
     for pid in pids:
-        for where, inode, path in _executable(pid, proc):
-            if inode in seen:
+        for mapped in _executable(pid, proc):
+            if mapped.inode in seen:
                 continue
-            seen.add(inode)
-            name = path.rsplit("/", 1)[-1]
+            seen.add(mapped.inode)
+            name = _name(mapped)
             mine = [marker for marker in MARKERS if name.startswith(marker.library)]
-            link = proc / str(pid) / "map_files" / where
             for marker in mine:
-                offset = _offset(link, marker.symbol)
+                offset = _offset(mapped, marker.symbol, proc)
                 if offset is not None:
-                    found.append((marker, Place(str(link), offset), inode))
+                    found.append((marker, Place(mapped, offset), mapped.inode))
                     break
     if not found:
         return None
@@ -93,33 +91,34 @@ def find_markers(pids: Iterable[int], proc: Path = PROC) -> Found | None:
 
 def find_function(pid: int, library: str, symbol: str, proc: Path = PROC) -> Place | None:
     """An exported function of a library that the process has mapped."""
-    for where, _, path in _executable(pid, proc):
-        if path.rsplit("/", 1)[-1].startswith(library):
-            link = proc / str(pid) / "map_files" / where
-            offset = _offset(link, symbol)
+    for mapped in _executable(pid, proc):
+        if _name(mapped).startswith(library):
+            offset = _offset(mapped, symbol, proc)
             if offset is not None:
-                return Place(str(link), offset)
+                return Place(mapped, offset)
     return None
 
 
-def _executable(pid: int, proc: Path) -> list[tuple[str, int, str]]:
-    """(range, inode, path) of each file that the process has mapped to run."""
+def _name(mapped: Mapped) -> str:
+    return mapped.path.rsplit("/", 1)[-1]
+
+
+def _executable(pid: int, proc: Path) -> list[Mapped]:
+    """Each file that the process has mapped to run."""
     try:
         text = procfs.read_bytes(proc / str(pid) / "maps").decode("utf-8", "replace")
     except (ProcessGone, PermissionError):
         return []
     lines = _LINE.findall(text)[:MOST_FILES]
-    return [(where, int(inode), path) for where, inode, path in lines]
+    return [Mapped(pid, where, int(inode), path) for where, inode, path in lines]
 
 
-def _offset(link: Path, symbol: str) -> int | None:
+def _offset(mapped: Mapped, symbol: str, proc: Path) -> int | None:
     try:
-        fd = os.open(link, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+        fd = mapped.open(proc)
+    except (OSError, ValueError):  # ValueError: a null byte
         return None
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return None
         return Library(fd).function(symbol)
     except (BadElf, OSError):
         return None
