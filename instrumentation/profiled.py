@@ -64,4 +64,5 @@ def check_address(url: str) -> None:
     except ValueError:
         is_address = False
     if not is_address:
-        raise BadAddress(f"--pyroscope: {url[:80]!r} is not a URL such as http://127.0.0.1:4040")
+        # It is not repeated: there may be a password in it.
+        raise BadAddress("--pyroscope takes a URL such as http://127.0.0.1:4040")

@@ -112,6 +112,12 @@ def test_what_is_no_address(url: str) -> None:
         check_address(url)
 
 
+def test_a_password_in_what_is_no_address_is_not_repeated() -> None:
+    with pytest.raises(BadAddress) as told:
+        check_address("ftp://user:canary@p.example")
+    assert "canary" not in str(told.value)
+
+
 @pytest.mark.parametrize(
     ("before", "url", "expected"),
     [
@@ -120,7 +126,7 @@ def test_what_is_no_address(url: str) -> None:
             "http://127.0.0.1:1",
             "pip install 'dsagent[profile]'",
         ),
-        ("", "nonsense", "is not a URL"),
+        ("", "nonsense", "takes a URL such as"),
     ],
 )
 def test_why_it_is_not_profiled_is_one_line(before: str, url: str, expected: str) -> None:
