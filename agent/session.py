@@ -262,7 +262,8 @@ class Session:
             for event in found:
                 self._on_trouble(event.message)
             events += found
-            samples += self._anomalies.samples(now_ns)
+            sampled = functools.partial(self._anomalies.samples, now_ns)
+            samples += self._accounting(now_ns, sampled) or []
         events += self._pending_events
         self._pending_events = []
         sinks = self._outlets.statuses()
