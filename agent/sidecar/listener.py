@@ -16,7 +16,7 @@ from dsagent.agent.listening import Guard, ListenOptions
 from dsagent.agent.pages import Page, PageServer
 from dsagent.agent.series import Family, HistogramPoint, NumberPoint
 from dsagent.agent.settings import parse_address
-from dsagent.agent.sidecar.backoff import SECOND_NS, Backoff
+from dsagent.agent.sidecar.backoff import Backoff
 from dsagent.agent.sinks.openmetrics import CLASSIC_TYPE, OPENMETRICS_TYPE, render
 
 JSON_TYPE = "application/json"
@@ -93,8 +93,8 @@ class Listener:
             guard = Guard(self._guarded_by)
             server = PageServer(*parse_address(self._address), FLAG, guard, self._answer)
         except DsagentError as error:
-            wait_s = self._backoff.failed(now_ns) // SECOND_NS
-            self.reason = f"{error}; tried again in {wait_s} s"
+            self._backoff.failed(now_ns)
+            self.reason = f"{error}; tried again and again"  # no number: that would be news
             return
         self._guard, self._server = guard, server
         self._backoff.succeeded()
