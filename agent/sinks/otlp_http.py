@@ -57,7 +57,9 @@ class HttpChannel:
         except (HTTPException, ValueError) as error:
             self.close()
             reason = f"{endpoint.url}: no HTTP answer ({type(error).__name__})"
-            return Answer("refused", reason=f"{reason}; is it the port for HTTP (OTLP: usually 4318)?")
+            return Answer(
+                "refused", reason=f"{reason}; is it the port for HTTP (OTLP: usually 4318)?"
+            )
         if response.will_close or len(answer) > MAX_ANSWER_BYTES:
             self.close()
         if 200 <= response.status < 300:
