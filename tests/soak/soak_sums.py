@@ -1,0 +1,203 @@
+"""Whether figures stay flat, and whether two books agree. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from soak_crowd import Asked
+
+Verdict = Literal["ok", "FAILED"]
+WARM_UP_RATIO = 0.2  # of the samples, at first, that are not judged
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """May grow by `step`, whatever the time, and by `an_hour` for each hour more."""
+
+    step: float
+    an_hour: float = 0.0
+
+    def over(self, hours: float) -> float:
+        return self.step + self.an_hour * hours
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. `start` and `end`: medians of the first and the last few samples."""
+
+    name: str
+    unit: str
+    start: float
+    end: float
+    most: float
+    slope_an_hour: float | None  # None where too little was seen
+    bound: str
+    verdict: Verdict
+
+
+def slope(samples: Sequence[tuple[float, float]]) -> float | None:
+    """The median slope between any two samples (Theil and Sen): no single outlier moves it."""
+    slopes = [
+        (y2 - y1) / (x2 - x1)
+        for i, (x1, y1) in enumerate(samples)
+        for x2, y2 in samples[i + 1 :]
+        if x2 > x1
+    ]
+    return statistics.median(slopes) if slopes else None
+
+
+def flat(name: str, unit: str, samples: Sequence[tuple[float, float]], bound: Bound) -> Row:
+    """`samples`: (hours, value) in states that can be compared. What the robust slope comes to over
+    the time judged, and what lies between the first and the last few, must both keep to it."""
+    judged = samples[round(len(samples) * WARM_UP_RATIO) :]
+    if len(judged) < 3:
+        raise ValueError(f"{name}: {len(judged)} samples say nothing; soak for longer")
+    hours = judged[-1][0] - judged[0][0]
+    some = max(1, len(judged) // 4)
+    start = statistics.median(value for _, value in judged[:some])
+    end = statistics.median(value for _, value in judged[-some:])
+    an_hour = slope(judged)
+    most = bound.over(hours)
+    grows = an_hour is not None and an_hour * hours > most
+    told = f"+{bound.step:g}" + (f" and {bound.an_hour:g} an hour" if bound.an_hour else "")
+    return Row(
+        name,
+        unit,
+        start,
+        end,
+        max(value for _, value in samples),
+        an_hour,
+        told,
+        "FAILED" if grows or end - start > most else "ok",
+    )
+
+
+def at_most(name: str, unit: str, samples: Sequence[tuple[float, float]], most: float) -> Row:
+    """Never above; the slope is told, and not judged."""
+    values = [value for _, value in samples]
+    verdict: Verdict = "ok" if max(values) <= most else "FAILED"
+    return Row(
+        name, unit, values[0], values[-1], max(values), slope(samples), f"<= {most:g}", verdict
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """From when until when the engine at a port was looked at, CLOCK_MONOTONIC; what its watch said
+    at its end: requests that ended, such as the engine took along when it died, and records that
+    were lost and not counted."""
+
+    port: int
+    attached_ns: int
+    ended_ns: int
+    requests: int
+    cut_off: int
+    uncounted_losses: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the sidecar answered when asked about a request."""
+
+    partial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """Clients' requests against the sidecar's accounts, each looked up by its trace id."""
+
+    by_fate: dict[str, int]
+    completed: int
+    explained: int  # of those completed
+    explained_partial: int
+    before_attached: int  # completed while nobody was attached to their engine
+    missing: tuple[str, ...]  # completed, seen, and not accounted for: must be none
+    strange: tuple[str, ...]  # partial, though the sidecar was there all the time: must be none
+    explained_of_all: int
+    accounted: int  # as the watches said at their ends
+    broken_off: int  # by the engine's death, and without an account
+    cut_off: int  # what the watches said of these
+
+    @property
+    def faults(self) -> list[str]:
+        said = []
+        if self.missing:
+            said.append(f"{len(self.missing)} completed requests without an account")
+        if self.strange:
+            said.append(f"{len(self.strange)} partial accounts of requests seen whole")
+        if self.explained + self.before_attached + len(self.missing) != self.completed:
+            said.append("the completed requests do not add up")
+        if self.explained_of_all != self.accounted:
+            said.append(
+                f"{self.accounted} requests accounted for, {self.explained_of_all} explained"
+            )
+        if self.cut_off > self.broken_off:
+            said.append(f"{self.cut_off} said to be cut off, and only {self.broken_off} were")
+        return said
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "faults": self.faults}
+
+
+def reconcile(
+    asked: Iterable[Asked], answers: dict[str, Found], watches: Sequence[Watched], slack_ns: int
+) -> Books:
+    """`slack_ns`: how exactly it is known when a watch began and ended. A completed request may be
+    without an account only where no watch was there when it ended, and its account may be partial
+    only where a watch began while it went on."""
+    by_fate: Counter[str] = Counter()
+    explained = partial = before = of_all = broken_off = 0
+    missing: list[str] = []
+    strange: list[str] = []
+    for each in asked:
+        by_fate[each.fate] += 1
+        found = answers.get(each.trace_id)
+        of_all += found is not None
+        if found is not None and found.partial and not _began_meanwhile(each, watches, slack_ns):
+            strange.append(each.trace_id)
+        if each.fate == "broken":
+            broken_off += found is None
+        if each.fate != "completed":
+            continue
+        if found is not None:
+            explained += 1
+            partial += found.partial
+        elif _is_unseen(each, watches, slack_ns):
+            before += 1
+        else:
+            missing.append(each.trace_id)
+    return Books(
+        by_fate=dict(by_fate),
+        completed=by_fate["completed"],
+        explained=explained,
+        explained_partial=partial,
+        before_attached=before,
+        missing=tuple(missing),
+        strange=tuple(strange),
+        explained_of_all=of_all,
+        accounted=sum(watch.requests for watch in watches),
+        broken_off=broken_off,
+        cut_off=sum(watch.cut_off for watch in watches),
+    )
+
+
+def _began_meanwhile(asked: Asked, watches: Sequence[Watched], slack_ns: int) -> bool:
+    return any(
+        watch.port == asked.port
+        and asked.sent_ns <= watch.attached_ns + slack_ns
+        and asked.end_ns >= watch.attached_ns - slack_ns
+        for watch in watches
+    )
+
+
+def _is_unseen(asked: Asked, watches: Sequence[Watched], slack_ns: int) -> bool:
+    """No watch covers the request's end, for all that is known."""
+    return not any(
+        watch.port == asked.port
+        and watch.attached_ns + slack_ns < asked.end_ns < watch.ended_ns - slack_ns
+        for watch in watches
+    )

@@ -1,0 +1,99 @@
+"""The arithmetic of a long run: what counts as flat, and when two books agree."""
+
+from __future__ import annotations
+
+import pytest
+from soak_crowd import Asked, Fate
+from soak_sums import Bound, Found, Watched, at_most, flat, reconcile, slope
+
+SECOND_NS = 1_000_000_000
+
+
+def hourly(*values: float) -> list[tuple[float, float]]:
+    return [(index / 10, value) for index, value in enumerate(values)]
+
+
+def test_an_outlier_does_not_move_the_slope() -> None:
+    assert slope(hourly(1, 2, 3, 400, 5, 6)) == pytest.approx(10)
+    assert slope([(0.0, 1.0)]) is None
+    assert slope([(1.0, 1.0), (1.0, 2.0)]) is None
+
+
+def test_what_grows_beyond_its_bound_is_told() -> None:
+    steady = flat("threads", "", hourly(9, 5, 5, 5, 5, 5, 5), Bound(0))
+    assert (steady.verdict, steady.start, steady.end, steady.most) == ("ok", 5, 5, 9)
+    leak = flat("threads", "", hourly(5, 5, 5, 6, 6, 7, 7, 8), Bound(0))
+    assert leak.verdict == "FAILED"
+    within = flat("memory", "", hourly(*range(100, 110)), Bound(4, 6))
+    assert within.verdict == "ok"
+    beyond = flat("memory", "", hourly(*range(100, 140, 4)), Bound(4, 6))
+    assert beyond.verdict == "FAILED"
+    with pytest.raises(ValueError, match="soak for longer"):
+        flat("threads", "", hourly(1, 1), Bound(0))
+
+
+def test_what_falls_is_no_leak() -> None:
+    assert flat("memory", "", hourly(9, 8, 7, 6, 5, 4, 3), Bound(0)).verdict == "ok"
+
+
+def test_a_cap_holds_for_every_sample() -> None:
+    assert at_most("disk", "", hourly(1, 4, 2), 4).verdict == "ok"
+    assert at_most("disk", "", hourly(1, 4.1, 2), 4).verdict == "FAILED"
+
+
+def asked(trace_id: str, fate: Fate, sent_s: float, end_s: float, port: int = 1) -> Asked:
+    return Asked(trace_id, port, fate, round(sent_s * SECOND_NS), round(end_s * SECOND_NS))
+
+
+def watched(start_s: float, end_s: float, requests: int, cut_off: int = 0) -> Watched:
+    return Watched(1, round(start_s * SECOND_NS), round(end_s * SECOND_NS), requests, cut_off, 0)
+
+
+WHOLE, PARTIAL = Found(partial=False), Found(partial=True)
+
+
+def test_every_request_has_its_place() -> None:
+    books = reconcile(
+        (
+            asked("whole", "completed", 11, 12),
+            asked("across", "completed", 9, 12),
+            asked("before", "completed", 3, 4),
+            asked("left", "left", 13, 14),
+            asked("cut", "broken", 19, 20),
+            asked("away", "refused", 20, 20),
+        ),
+        {"whole": WHOLE, "across": PARTIAL, "left": WHOLE},
+        (watched(10, 20, requests=3, cut_off=1),),
+        SECOND_NS // 10,
+    )
+    assert books.faults == []
+    assert (books.completed, books.explained, books.explained_partial) == (3, 2, 1)
+    assert (books.before_attached, books.broken_off) == (1, 1)
+    assert books.by_fate == {"completed": 3, "left": 1, "broken": 1, "refused": 1}
+
+
+@pytest.mark.parametrize(
+    ("one", "answers", "requests", "fault"),
+    [
+        (asked("lost", "completed", 11, 12), {}, 0, "1 completed requests without an account"),
+        (asked("x", "completed", 11, 12), {"x": PARTIAL}, 1, "1 partial accounts of requests seen"),
+        (asked("x", "completed", 11, 12), {"x": WHOLE}, 2, "2 requests accounted for, 1 explained"),
+        (asked("x", "left", 11, 12), {}, 1, "1 requests accounted for, 0 explained"),
+    ],
+)
+def test_what_does_not_add_up_is_told(
+    one: Asked, answers: dict[str, Found], requests: int, fault: str
+) -> None:
+    (said,) = reconcile((one,), answers, (watched(10, 20, requests),), SECOND_NS // 10).faults
+    assert said.startswith(fault)
+
+
+def test_only_the_engines_own_watch_counts() -> None:
+    other = asked("other", "completed", 11, 12, port=2)
+    books = reconcile((other,), {}, (watched(10, 20, requests=0),), 0)
+    assert (books.before_attached, books.missing) == (1, ())
+
+
+def test_no_more_can_be_cut_off_than_broke() -> None:
+    (said,) = reconcile((), {}, (watched(10, 20, requests=0, cut_off=1),), 0).faults
+    assert said == "1 said to be cut off, and only 0 were"
