@@ -7,6 +7,7 @@ that begin together at 0, so that their ratio is never that of one to nothing.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from dsagent.agent.metric import Metric
 from dsagent.agent.slo.policy import burn_rate
@@ -96,7 +97,8 @@ class SloFigures:
 
     def __init__(self, evaluator: Evaluator) -> None:
         self._evaluator = evaluator
-        self._shown_ns: dict[Store, int] = {}  # when, in each: there are as many as sinks
+        # When, in each: there are as many as sinks, and an evaluator outlives those of its engine.
+        self._shown_ns: WeakKeyDictionary[Store, int] = WeakKeyDictionary()
 
     def show(self, store: Store) -> None:
         evaluator = self._evaluator

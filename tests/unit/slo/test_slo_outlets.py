@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +47,18 @@ def test_figures_are_shown_in_each_store() -> None:
     for store in stores:
         figures.show(store)
     assert stores[0].collect() == stores[1].collect() != []
+
+
+def test_a_store_that_is_done_with_is_not_kept() -> None:
+    """Those of one attachment: an engine that crashes again and again would fill the memory."""
+    watch = Watch()
+    figures, store = SloFigures(watch.evaluator), Store()
+    watch.run(1)
+    figures.show(store)
+    seen = weakref.ref(store)
+    del store
+    gc.collect()
+    assert seen() is None
 
 
 def test_the_server_says_which_header_it_reads() -> None:
