@@ -50,19 +50,17 @@ def _listening(child: Child) -> str:
 
 @contextmanager
 def load(url: str, model: str, prompt_words: int) -> Iterator[None]:
-    """Three clients, one request after the other, until the block ends. The prompts differ: no
-    cache answers them."""
+    """A client that sends one request after the other until the block ends: no step is of two
+    phases. The prompts differ, so that no cache answers them."""
     ending = threading.Event()
     failures: list[str] = []
 
-    def client(number: int) -> None:
+    def client() -> None:
         count = 0
         while not ending.is_set():
             count += 1
-            words = " ".join(
-                str(number * 1_000_000 + count * 1000 + n) for n in range(prompt_words)
-            )
-            body = {"model": model, "prompt": words, "max_tokens": 8, "ignore_eos": True}
+            words = " ".join(str(count * 1000 + n) for n in range(prompt_words))
+            body = {"model": model, "prompt": words, "max_tokens": 16, "ignore_eos": True}
             request = urllib.request.Request(
                 f"{url}/v1/completions",
                 json.dumps(body).encode(),
@@ -75,15 +73,13 @@ def load(url: str, model: str, prompt_words: int) -> Iterator[None]:
                 failures.append(str(error))
                 return
 
-    clients = [threading.Thread(target=client, args=(number,)) for number in range(3)]
-    for each in clients:
-        each.start()
+    thread = threading.Thread(target=client)
+    thread.start()
     try:
         yield
     finally:
         ending.set()
-        for each in clients:
-            each.join(PATIENCE_S)
+        thread.join(PATIENCE_S)
     assert not failures
 
 
