@@ -53,8 +53,14 @@ _STORAGE = '[storage]\ndriver = "overlay"\ngraphroot = "{graph}"\nrunroot = "{ru
 
 _CGROUP = "/sys/fs/cgroup/libpod_parent"  # podman leaves it behind
 
+# Those that others depend on go the second time.
+_REMOVE_ALL = ("--log-level=fatal", "rm", "--all", "--force", "--volumes", "--time=0")
+
+# Lives until its standard input is closed, by us or by our death; then nothing runs on.
 _NAMESPACE = (
-    "umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup && echo ready && exec cat"
+    "umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup && echo ready && cat; "
+    f"podman {' '.join(_REMOVE_ALL)}; podman {' '.join(_REMOVE_ALL)}; "
+    f"rmdir {_CGROUP}/conmon {_CGROUP} 2>/dev/null"
 )
 
 
@@ -79,8 +85,10 @@ class Lab:
         self.seccomp.write_text(json.dumps(_seccomp()))
         self._holder = subprocess.Popen(
             ["unshare", "--mount", "--propagation=private", "sh", "-c", _NAMESPACE],
+            env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            start_new_session=True,  # it outlives us, to clean up
         )
         assert self._holder.stdout is not None
         if self._holder.stdout.readline() != b"ready\n":
@@ -98,11 +106,11 @@ class Lab:
         trace: TracebackType | None,
     ) -> None:
         try:
-            self.podman("rm", "--all", "--force", "--volumes", "--time=0")
+            self.run("podman", *_REMOVE_ALL, check=False)
+            self.run("podman", *_REMOVE_ALL)
             # What podman keeps mounted for itself.
             self.run("umount", "--recursive", self._folder / "storage" / "overlay", check=False)
             shutil.rmtree(self._folder / "storage")
-            self.run("rmdir", f"{_CGROUP}/conmon", _CGROUP, check=False)
         finally:
             self._holder.communicate(timeout=PATIENCE_S)
 
