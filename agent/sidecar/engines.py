@@ -285,6 +285,7 @@ class Engines:
             watch.stop()
         for watch in self._watches.values():
             watch.join(max(0.0, deadline - time.monotonic()))
+        self.reap(time.monotonic_ns())  # and says what each has seen
         self._slots.give_up_all()
 
 

@@ -80,6 +80,16 @@ def test_engines_come_crash_and_come_again(lab: Lab) -> None:
         assert sidecar.wait() == 0
 
 
+def test_at_its_end_it_says_what_it_has_seen_of_each(lab: Lab) -> None:
+    with lab.sidecar() as sidecar, lab.engine() as engine:
+        sidecar.watching(engine.pid)
+        engine.do("request one")
+        sidecar.signal(signal.SIGTERM)
+        assert sidecar.wait() == 0
+        said = rf"engine\.ended .*\(pid {engine.pid}\); 1 requests, 6 steps$"
+        assert [line for line in sidecar.err if re.search(said, line)], sidecar.err
+
+
 def test_an_exec_makes_another_engine_of_a_process(lab: Lab) -> None:
     with lab.sidecar() as sidecar, lab.engine() as engine:
         sidecar.watching(engine.pid)
