@@ -54,7 +54,7 @@ def pytest_stage(name: str, limit_s: int, *paths: str) -> Stage:
 STAGES = (
     Stage("check", ("bash", "scripts/check.sh"), 600, is_pytest=False),
     pytest_stage("unit and golden", 900, "tests/unit", "tests/golden", "tests/fuzz"),
-    pytest_stage("live", 1500, "tests/live"),
+    pytest_stage("live", 2100, "tests/live"),
     pytest_stage("accuracy", 900, "tests/accuracy"),
     Stage("what containers need", ("bash", "scripts/setup_containers.sh"), 600, is_pytest=False),
     Stage("containers", ("env", "DSAGENT_REQUIRE_CONTAINERS=1", *PYTEST, "tests/containers"), 1200),
