@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dsagent.agent.anomalies.make import make_watch
 from dsagent.agent.clear_links import clear_links
@@ -24,6 +24,9 @@ from dsagent.agent.sidecar.options import AttachOptions
 from dsagent.agent.sidecar.processes import Key, command_text, program_mark
 from dsagent.agent.sidecar.slots import Slot, folder_of
 from dsagent.agent.sinks.base import Sink
+
+if TYPE_CHECKING:
+    from dsagent.agent.anomalies.watch import AnomalyWatch
 
 State = Literal["attaching", "watching", "ending", "ended", "failed", "detached"]
 T = TypeVar("T")
@@ -156,10 +159,18 @@ class Watch:
             ledger=self.ledger,
             is_asked_elsewhere=True,
             has_profiles=outlets.pyroscope is not None,
-            anomalies=make_watch() if options.has_anomalies else None,
+            anomalies=self._anomalies() if options.has_anomalies else None,
             on_attached=self._attached,
             on_trouble=lambda line: self._tell("engine.trouble", line),
         )
+
+    def _anomalies(self) -> AnomalyWatch | None:
+        """The image does not have its library: the engine is watched all the same."""
+        try:
+            return make_watch()
+        except DsagentError as error:
+            self._tell("anomalies.absent", str(error))
+            return None
 
     def _recording(self, outlets: OutletOptions) -> Sink:
         """The bound on disk is for all engines together, however many there may be."""

@@ -99,3 +99,16 @@ def test_without_rights_it_waits_and_says_which(lab: Lab) -> None:
             assert get(port, "/healthz") == (200, '{"alive": true}\n')
             assert not sidecar.gone
             assert engine.process.poll() is None
+
+
+def test_without_the_library_for_anomalies_the_engine_is_watched_all_the_same(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """The image does not have it."""
+    (tmp_path / "river").mkdir()
+    lacking = "raise ModuleNotFoundError('not here', name='river')\n"
+    (tmp_path / "river" / "__init__.py").write_text(lacking)
+    lacks_it = {"PYTHONPATH": str(tmp_path)}
+    with lab.sidecar("--anomalies", env=lacks_it) as sidecar, lab.engine() as engine:
+        sidecar.said(r"anomalies\.absent .*dsagent\[anomalies\]")
+        sidecar.watching(engine.pid)
