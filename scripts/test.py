@@ -56,6 +56,7 @@ STAGES = (
     pytest_stage("unit and golden", 900, "tests/unit", "tests/golden", "tests/fuzz"),
     pytest_stage("live", 2100, "tests/live"),
     pytest_stage("accuracy", 900, "tests/accuracy"),
+    Stage("uninstall check", (*PYTEST, "tests/soak", "-m", "not nightly"), 900),
     Stage("what containers need", ("bash", "scripts/setup_containers.sh"), 600, is_pytest=False),
     Stage("containers", ("env", "DSAGENT_REQUIRE_CONTAINERS=1", *PYTEST, "tests/containers"), 1200),
     Stage("vLLM's environment", ("bash", "scripts/setup_vllm.sh"), 1200, is_pytest=False),

@@ -43,6 +43,7 @@ def _possible() -> None:
         pytest.skip("no namespaces can be had here")
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(MINUTES * 60 + BEYOND_S + 60)
 def test_nothing_grows_is_lost_or_does_not_add_up(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
