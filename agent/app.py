@@ -26,6 +26,13 @@ COMMANDS = (
     *("roll", "retain", "fleet"),
 )
 
+_THEIR_WORDS = (
+    ("Value error, ", ""),
+    ("Input should be a valid integer, unable to parse string as an integer", "not a whole number"),
+    ("Input should be a valid number, unable to parse string as a number", "not a number"),
+    ("Input should be ", "it must be "),
+)
+
 READS_ITSELF = "sidecar"  # a settings file that is wrong must not end it
 
 EPILOG = (
@@ -117,10 +124,10 @@ def _message(error: Exception) -> tuple[str, int]:
     match error:
         case DsagentError():
             return str(error), error.exit_code
-        case typer.BadParameter():
-            return error.format_message() + _origin(error), USAGE
+        case typer.BadParameter() if not error.format_message().startswith("Missing"):
+            return _plainly(error.format_message()) + _origin(error), USAGE
         case typer.TyperException():
-            return error.format_message(), USAGE
+            return error.format_message().removesuffix(".") + _help_of(error), USAGE
         case ModuleNotFoundError() if not (error.name or "dsagent").startswith("dsagent"):
             return f"this needs the package {error.name}: pip install 'dsagent[agent]'", FINDINGS
         case OSError() if error.errno in _UNWRITABLE and error.filename is None:
@@ -130,6 +137,19 @@ def _message(error: Exception) -> tuple[str, int]:
         traceback.print_exception(error)
     text = f"internal error: {type(error).__name__}: {error} (DSAGENT_DEBUG=1 shows where)"
     return text, FINDINGS
+
+
+def _plainly(text: str) -> str:
+    """What the library that reads values says of them, less its own words."""
+    for theirs, ours in _THEIR_WORDS:
+        text = text.replace(theirs, ours)
+    return text
+
+
+def _help_of(error: typer.TyperException) -> str:
+    """Where the right usage stands."""
+    context = getattr(error, "ctx", None)
+    return "" if context is None else f"; see {context.command_path} --help"
 
 
 def _origin(error: typer.BadParameter) -> str:

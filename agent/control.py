@@ -32,7 +32,7 @@ MAX_CONNECTIONS = 8
 CONNECTION_DEADLINE_NS = 5_000_000_000
 ASK_TIMEOUT_S = 10.0
 MAX_LISTED = 10
-ANSWERS_ONLY = "it answers only root and its own user"
+ANSWERS_ONLY = "it answers only root and its own user; ask as one of them"
 
 Handler = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 

@@ -17,7 +17,18 @@ from rich.table import Table
 from rich.text import Text
 
 from dsagent.agent.procfs import escape
-from dsagent.agent.wording import CAUSE_TEXT, because, blame, how_text, ms, percent, short, who
+from dsagent.agent.wording import (
+    CAUSE_TEXT,
+    because,
+    blame,
+    how_text,
+    ms,
+    percent,
+    remedy,
+    remedy_of_all,
+    short,
+    who,
+)
 
 Document = Mapping[str, Any]
 
@@ -27,7 +38,7 @@ _UNUSED_HEIGHT = 24  # given, so that rich does not look for one: it trips over 
 
 _BAR = 14
 _BLOCKS = " ▏▎▍▌▋▊▉█"
-_STATE_STYLE = {"ok": "green", "unavailable": "yellow", "lagging": "yellow", "failed": "bold red"}
+STATE_STYLE = {"ok": "green", "unavailable": "yellow", "lagging": "yellow", "failed": "bold red"}
 _SMALL_RATIO = 0.005  # parts below half a percent share one line
 
 
@@ -86,6 +97,7 @@ def explain(document: Document) -> RenderableType:
         pieces += [Text(), _engine_span(document["engine_span"])]
     if document["others"]:
         pieces += [Text(), _others(document["others"])]
+    pieces += _remedy(remedy(document))
     return Group(*pieces)
 
 
@@ -201,6 +213,10 @@ def _delayed_by(document: Document) -> RenderableType:
     return Group(Text("Delayed by these requests"), table)
 
 
+def _remedy(text: str) -> list[RenderableType]:
+    return [Text(), Text.assemble(("What to do: ", "bold"), text)] if text else []
+
+
 def _others(others: Sequence[Document]) -> Text:
     listed = ", ".join(f"{short(each['request_id'])} ({ms(each['e2e_ns'])})" for each in others[:5])
     more = f" and {len(others) - 5} more" if len(others) > 5 else ""
@@ -228,6 +244,7 @@ def why(document: Document, span: str) -> RenderableType:
     pieces.append(table)
     if document["culprits"]:
         pieces += [Text(), Text("To blame"), _culprits(document["culprits"])]
+    pieces += _remedy(remedy_of_all(document["causes"]))
     if document["worst"]:
         pieces += [Text(), Text(f"Slowest: dsagent explain {document['worst'][0]}", style="dim")]
     return Group(*pieces, *_anomalies(document))
@@ -276,7 +293,7 @@ def sources(document: Document) -> Table:
             notes.append(f"{source['dropped']} lost")
         table.add_row(
             source["name"],
-            Text(source["state"], style=_STATE_STYLE[source["state"]]),
+            Text(source["state"], style=STATE_STYLE[source["state"]]),
             escape("; ".join(notes)),
         )
     return table
@@ -357,41 +374,3 @@ def _why(status: Document) -> str:
     if status.get("queued"):
         pieces.append(f"{status['queued']} wait")
     return ": ".join(filter(None, (", ".join(pieces), str(status["reason"]))))
-
-
-_CHECK_STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red", "not_applicable": "dim"}
-
-
-def checks(document: Document) -> Table:
-    """What `doctor` found."""
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for check in document["checks"]:
-        text = Text(escape(check["found"]))
-        for key, lead in (("consequence", ""), ("fix", "fix: ")):
-            if check[key] and check["state"] in ("warn", "fail"):
-                text.append(f"\n{lead}{escape(check[key])}", style="dim" if not lead else "")
-        state = check["state"].replace("not_applicable", "n/a")
-        table.add_row(Text(state, style=_CHECK_STYLE[check["state"]]), check["name"], text)
-    return table
-
-
-def probes(document: Document) -> Table:
-    """What `probes` found."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("state", no_wrap=True)
-    table.add_column("probe", no_wrap=True)
-    table.add_column("tier", no_wrap=True)
-    table.add_column("a run", no_wrap=True, justify="right")
-    table.add_column("measures", overflow="fold")
-    for probe in document["probes"]:
-        text = Text(probe["measures"])
-        if probe["reason"]:
-            text.append(f"\n{escape(probe['reason'])}", style="bold")
-        cost_ns = probe["cost_ns"]
-        cost = "" if cost_ns is None else f"{cost_ns} ns"
-        state = Text(probe["state"], style=_STATE_STYLE[probe["state"]])
-        table.add_row(state, probe["name"], probe["tier"], cost, text)
-    return table

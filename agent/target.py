@@ -276,8 +276,8 @@ def _not_an_engine(
         f"the step ring of process {pid} ({comm}) is refused: {procfs.escape(refused[0])}"
         if refused
         else f"process {pid} ({comm}) is not an engine: neither it nor a process below it has a "
-        "step ring; give the pid of a server started with `dsagent serve`, or of vLLM with dsagent "
-        "installed beside it"
+        "step ring; give the pid of a server started with `dsagent serve`, of vLLM with dsagent "
+        "installed beside it (without: --instrument inject), or of another that listens on TCP"
     )
     return NotAnEngine(f"cannot attach: {message}", exit_code=CANNOT_ATTACH)
 

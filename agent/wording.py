@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dsagent.agent.account import USUAL_FACT, WORTH_NAMING_RATIO, excess_ns
+from dsagent.agent.account import USUAL, USUAL_FACT, WORTH_NAMING_RATIO, excess_ns
 from dsagent.agent.procfs import escape
+from dsagent.agent.remedies import REMEDIES
 
 # What the time was spent on, to follow "Slow because: 62% …" and to stand beside a cause.
 CAUSE_TEXT = {
@@ -86,11 +87,8 @@ def because(document: Mapping[str, Any]) -> str:
     took where nothing was."""
     total_ns = max(1, document["e2e_ns"])
     ranked = sorted(document["parts"], key=lambda part: -part["ns"])
-    unusual = sorted(
-        (part for part in ranked if _excess_ns(part) >= WORTH_NAMING_RATIO * total_ns),
-        key=lambda part: -_excess_ns(part),
-    )
-    if document["unattributed_ns"] > sum(part["ns"] for part in unusual[:1] or ranked[:1]):
+    unusual = _unusual(document)
+    if _is_unexplained(document, unusual):
         ratio = document["unattributed_ns"] / total_ns
         return f"Mostly unexplained: no evidence names a cause for {percent(ratio)} of it."
     if unusual:
@@ -98,6 +96,35 @@ def because(document: Mapping[str, Any]) -> str:
     if ranked:
         return "Nothing held it up: " + ", ".join(_clause(p, total_ns) for p in ranked[:2]) + "."
     return "Nothing is known of where its time went."
+
+
+def remedy(document: Mapping[str, Any]) -> str:
+    """What to do about what held the request up most; empty where nothing did."""
+    unusual = _unusual(document)
+    if _is_unexplained(document, unusual):
+        return REMEDIES["unattributed"]
+    return REMEDIES[unusual[0]["cause"]] if unusual else ""
+
+
+def remedy_of_all(causes: Sequence[Mapping[str, Any]]) -> str:
+    """The same for many requests: about the largest cause that is not their own work."""
+    ranked = sorted(causes, key=lambda each: -each["ratio"])
+    for each in ranked:
+        if each["cause"] not in USUAL and each["ratio"] >= WORTH_NAMING_RATIO:
+            return REMEDIES[each["cause"]]
+    return ""
+
+
+def _unusual(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The parts that took enough more than usual to be named, the worst first."""
+    least_ns = WORTH_NAMING_RATIO * max(1, document["e2e_ns"])
+    named = (part for part in document["parts"] if _excess_ns(part) >= least_ns)
+    return sorted(named, key=lambda part: (-_excess_ns(part), -part["ns"]))
+
+
+def _is_unexplained(document: Mapping[str, Any], unusual: Sequence[Mapping[str, Any]]) -> bool:
+    largest_ns = max((part["ns"] for part in unusual[:1] or document["parts"]), default=0)
+    return bool(document["unattributed_ns"] > largest_ns)
 
 
 def _excess_ns(part: Mapping[str, Any]) -> int:

@@ -36,9 +36,10 @@ def dashboards(
     ] = None,
     json: Annotated[bool, option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Write the Grafana boards, or find what is dead, renamed or cannot work in any board.
+    """Write the Grafana boards, or find what is broken in any board.
 
-    Ends with 1 where check finds something.
+    Broken is what asks for dead or renamed metrics, or cannot work. Ends with 1 where check finds
+    something.
 
     \b
     Example:

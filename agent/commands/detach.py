@@ -13,10 +13,10 @@ def detach(
     pid: Annotated[int, typer.Argument(metavar="PID", min=1, help="Any process of the server.")],
     json: Annotated[bool, option("--json", help="Print one JSON document.")] = False,
 ) -> int:
-    """Take out of a server what `attach --instrument inject` has put into it.
+    """Take injected hooks out of a running server again.
 
-    An agent that watches the server is ended first. What the server had
-    before is there again, the same objects; nothing of ours is left.
+    Those that `attach --instrument inject` has put in. An agent that watches the server is ended
+    first. What the server had before is there again, the same objects; nothing of ours is left.
 
     \b
     Examples:

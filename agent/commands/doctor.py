@@ -32,8 +32,8 @@ def doctor(
     if json:
         terminal.put_json(document)
     else:
-        from dsagent.agent import render
+        from dsagent.agent import render_checks
 
-        terminal.put_text(render.checks(document))
+        terminal.put_text(render_checks.checks(document))
     if any(check["state"] == "fail" for check in document["checks"]):
         raise typer.Exit(FINDINGS)

@@ -69,7 +69,7 @@ def fleet(
     ] = None,
     json: Annotated[bool, option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Size the back ends of a fleet, measure a pod, or ask a fleet's store.
+    """Size back ends for many pods, measure one, or ask a store.
 
     size: what so many pods send, and what Collector, Prometheus, Tempo, ClickHouse and the store
     need for it, each with its rule and where that stands. measure: serves the bundled engine under
@@ -142,7 +142,9 @@ def _measure(model: str, duration_s: float) -> _Result:
 def _sql(
     name: str, question: str, last: str | None, endpoint: str | None, ca_file: Path | None
 ) -> _Result:
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     from dsagent.agent.fleet.query import MAX_ROWS, ask
     from dsagent.agent.fleet.store import open_store
@@ -150,13 +152,18 @@ def _sql(
     from dsagent.agent.procfs import escape
 
     last_ns = None if last is None else parse_duration_ns(last)
-    store = open_store(name, endpoint, None if ca_file is None else str(ca_file))
+    ca_name = None if ca_file is None else str(ca_file)
+    store = open_store(name, endpoint, ca_name, must_exist=True)
     answer = ask(store, question, last_ns)
     table = Table(box=None, pad_edge=False)
     for column in answer.columns:
-        table.add_column(escape(column))
+        table.add_column(escape(column), overflow="fold")  # an id that is cut is of no use
     for row in answer.rows:
         table.add_row(*(_cell(value) for value in row))
+    if not answer.rows:
+        return answer.json(), Group(
+            table, Text("no rows; the tables hourly_… are filled by `dsagent retain`")
+        )
     if answer.is_cut:
         table.caption = f"cut after {MAX_ROWS:,} rows"
     return answer.json(), table

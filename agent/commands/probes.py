@@ -13,10 +13,10 @@ from dsagent.agent.settings import option
 def probes(
     json: Annotated[bool, option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """List the probes: whether each works here, what it measures, what a run costs.
+    """List the kernel probes, and whether each works here.
 
-    Attaches each for a moment, to a child of its own; needs no target and no running agent. Ends
-    with 1 where a probe failed or none works.
+    And what each measures, and what a run of it costs. Attaches each for a moment, to a child of
+    its own; needs no target and no running agent. Ends with 1 where a probe failed or none works.
 
     \b
     Example:
@@ -30,9 +30,9 @@ def probes(
     if json:
         terminal.put_json(document)
     else:
-        from dsagent.agent import render
+        from dsagent.agent import render_checks
 
-        terminal.put_text(render.probes(document))
+        terminal.put_text(render_checks.probes(document))
     states = [probe["state"] for probe in document["probes"]]
     if "failed" in states or "ok" not in states:
         raise typer.Exit(FINDINGS)

@@ -33,7 +33,7 @@ def retain(
     ] = None,
     json: Annotated[bool, option("--json", help="Print one JSON document.")] = False,
 ) -> int:
-    """Add a store up by hour, delete what is older than a policy keeps.
+    """Add a store up by hour, and delete what is older than kept.
 
     Raw files go only when what they add up to has been read back from the store, and nothing is
     touched but the files that `roll` and `retain` make. Ends with 1 where raw files had to be kept.
@@ -53,7 +53,12 @@ def retain(
     rules = load_policy(policy)
     progress = terminal.Progress()
     done = apply(
-        open_store(store, s3_endpoint, None if s3_ca_file is None else str(s3_ca_file)),
+        open_store(
+            store,
+            s3_endpoint,
+            None if s3_ca_file is None else str(s3_ca_file),
+            must_exist=True,
+        ),
         rules,
         dry_run=dry_run,
         tell=progress.say,

@@ -44,9 +44,9 @@ def serve(
         int | None, option(metavar="N", min=1, help="CPU threads of the engine.")
     ] = None,
 ) -> None:
-    """Serve a model with the bundled engine, ready to be attached to.
+    """Serve a model with the bundled engine.
 
-    The process becomes the engine: its pid is the one to attach to.
+    Ready to be attached to: the process becomes the engine, its pid is the one for `attach`.
 
     \b
     Example:

@@ -63,12 +63,19 @@ class Store(Protocol):
         """For pyarrow's datasets: the file system, and the root there."""
 
 
-def open_store(name: str, endpoint: str | None = None, ca_file: str | None = None) -> Store:
+def open_store(
+    name: str,
+    endpoint: str | None = None,
+    ca_file: str | None = None,
+    *,
+    must_exist: bool = False,
+) -> Store:
     """`name`: a folder, or s3://bucket/prefix. Raises DsagentError (exit 2) for what is neither.
 
     `endpoint`: of the S3 service, such as https://objects.example.com; without it, and without
     the variables AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL, Amazon's. Keys come as Amazon's own
-    tools take them: AWS_ACCESS_KEY_ID and so on, or a file.
+    tools take them: AWS_ACCESS_KEY_ID and so on, or a file. `must_exist`: a folder that is not
+    there is an error, and no empty store (of a bucket that the service says itself).
     """
     if name.startswith("s3://"):
         from dsagent.agent.fleet.s3 import S3Store
@@ -80,6 +87,10 @@ def open_store(name: str, endpoint: str | None = None, ca_file: str | None = Non
         )
     if not name:
         raise DsagentError("a store needs a name", exit_code=USAGE)
+    if must_exist and not Path(name).exists():
+        raise DsagentError(
+            f"{name[:80]}: no store there; `dsagent roll` makes one", exit_code=USAGE
+        )
     from dsagent.agent.fleet.folder import FolderStore
 
     return FolderStore(Path(name))

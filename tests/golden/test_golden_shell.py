@@ -115,7 +115,7 @@ BY_FILE = "the settings file says so"
             ["--duration", "nan"],
             {},
             "",
-            "Invalid value for '--duration': Input should be greater than or equal to 0.1",
+            "Invalid value for '--duration': it must be greater than or equal to 0.1",
         ),
         (["--record", ""], {}, "", "Invalid value for '--record': it needs a name."),
         ([], {}, "record = ''", f"Invalid value for '--record': it needs a name. ({BY_FILE})"),

@@ -21,7 +21,7 @@ ALLOWED = {
     "agent": ("agent", "instrumentation"),
     "dashboards": (
         "dashboards",
-        *("agent.catalog", "agent.metric", "agent.slo", "agent.slo_metrics"),
+        *("agent.catalog", "agent.metric", "agent.remedies", "agent.slo", "agent.slo_metrics"),
         "instrumentation.names",
     ),
 }

@@ -178,7 +178,8 @@ def first_word() -> str:
 def test_another_user_is_told_so(loop: Loop) -> None:
     with stranger(lambda: str(control.ask(PID, {"op": "echo"}))) as said:
         assert said == (
-            f"2 the agent attached to {PID} is root's: it answers only root and its own user"
+            f"2 the agent attached to {PID} is root's: it answers only root and its own user; "
+            "ask as one of them"
         )
     with stranger(first_word) as said:  # whatever it asks, or does not
         assert "it answers only root and its own user" in json.loads(said)["error"]

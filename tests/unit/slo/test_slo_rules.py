@@ -14,6 +14,7 @@ from made import MS, series_names
 
 from dsagent.agent.account import CAUSES
 from dsagent.agent.catalog import CATALOGUE
+from dsagent.agent.remedies import REMEDIES
 from dsagent.agent.slo.causes import OWN_WORK, UNFINISHED
 from dsagent.agent.slo.file import SloFile, load_slo
 from dsagent.agent.slo.limits import Limit, Limits
@@ -153,7 +154,7 @@ def test_grafanas_expressions_parse() -> None:
 
 
 def test_each_cause_has_a_remedy() -> None:
-    assert set(rules_runbooks.REMEDIES) == {*CAUSES, "unattributed", UNFINISHED, OWN_WORK}
+    assert set(REMEDIES) == {*CAUSES, "unattributed", UNFINISHED, OWN_WORK}
 
 
 def test_every_preset_makes_a_file(tmp_path: Path) -> None:
