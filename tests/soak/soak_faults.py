@@ -97,6 +97,7 @@ def settings_wrong(scene: Scene) -> None:
 
 def settings_changed(scene: Scene) -> None:
     """All engines are attached to anew."""
+    scene.pod.let_go_ns.append(time.monotonic_ns())
     scene.write_settings(f"{scene.dice.randint(400, 500) / 10}%")
     _reload(scene, "settings.reloaded")
 

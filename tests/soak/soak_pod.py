@@ -92,6 +92,7 @@ class Pod:
         self.servers = servers
         self.sidecar = Sidecar("--config", str(settings), "--json")
         self.unanswered = 0
+        self.let_go_ns: list[int] = []  # when the settings were changed so that all are let go of
         self._offset_ns = time.time_ns() - time.monotonic_ns()
 
     @property
@@ -121,20 +122,19 @@ class Pod:
         """Of all that have ended, by the log: the sidecar must have ended."""
         port_of = {pid: server.port for server in self.servers for pid in server.pids}
         begun: dict[int, int] = {}
-        let_go_ns = 0  # other settings, or the end: all are let go of
+        let_go_ns = list(self.let_go_ns)
         found: list[Watched] = []
         for line in self.log:
             match line["event"]:
                 case "engine.attached":
                     begun[line["pid"]] = self.mono_ns(line)
-                case "settings.reloaded" | "sidecar.stopping":
-                    let_go_ns = self.mono_ns(line)
+                case "sidecar.stopping":
+                    let_go_ns.append(self.mono_ns(line))
                 case "engine.ended":
                     pid = line["pid"]
                     attached_ns = begun.pop(pid)
-                    ended_ns = self.mono_ns(line)
-                    if attached_ns < let_go_ns:
-                        ended_ns = min(ended_ns, let_go_ns)
+                    over_ns = (at for at in let_go_ns if at > attached_ns)
+                    ended_ns = min((self.mono_ns(line), *over_ns))
                     found.append(
                         Watched(
                             *(port_of[pid], attached_ns, ended_ns),
