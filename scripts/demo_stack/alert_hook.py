@@ -7,7 +7,8 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, get_args
@@ -101,7 +102,7 @@ class WebHook:
                         return notice
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
-                    came = [(n.route, n.status, n.name) for n in self.notices[since:]]
+                    came = _in_short(self.notices[since:])
                     raise NotToldError(f"{what}: not told within {timeout_s:.0f} s; came: {came}")
                 self._changed.wait(left_s)
 
@@ -112,7 +113,7 @@ class WebHook:
             while not holds():
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
-                    came = [(n.route, n.status, n.name) for n in self.notices]
+                    came = _in_short(self.notices)
                     raise NotToldError(f"{what}: not within {timeout_s:.0f} s; came: {came}")
                 self._changed.wait(left_s)
 
@@ -137,6 +138,16 @@ class WebHook:
                 self._on_notice(notice)
             self._changed.notify_all()
         return 200
+
+
+def _in_short(notices: Sequence[Notice]) -> str:
+    """What came, as one line: how often each, and the last of all."""
+    if not notices:
+        return "nothing"
+    counts = Counter(f"{n.route} {n.status} {n.name}" for n in notices)
+    last = notices[-1]
+    each = ", ".join(f"{count}× {what}" for what, count in counts.items())
+    return f"{each}; last {last.route} {last.status} {last.name}"
 
 
 def _notice(route: Route, alert: dict[str, Any]) -> Notice:
