@@ -26,7 +26,8 @@ help:
 setup:
 	@bash scripts/setup.sh
 
-demo: setup
+demo:
+	@bash scripts/setup.sh --for-demo
 	@.venv/bin/dsagent demo
 
 demo-stack: setup

@@ -2,10 +2,14 @@
 # Makes a bare machine ready: Debian packages, .venv with everything in it, the
 # model's weights, the BPF objects. Asks nothing, can be repeated, and does only
 # what is not done yet. As another user than root it says what is missing and
-# goes on with the rest.
+# goes on with the rest. --for-demo leaves out the servers and tools that are downloaded for tests only.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+case ${1:-} in
+    '' | --for-demo) readonly FOR=${1:-all} ;;
+    *) printf 'setup: %s is no option; there is --for-demo\n' "$1" >&2; exit 2 ;;
+esac
 readonly TORCH=2.13.0
 readonly LOG=build/setup.log
 readonly STAMP=.venv/.dsagent-setup
@@ -125,7 +129,7 @@ fetch_victoria_metrics() {
         rm -rf "$lists"
 }
 
-if [[ ! -x $DEBIAN13/victoria-metrics ]] && command -v apt-get >/dev/null; then
+if [[ $FOR == all && ! -x $DEBIAN13/victoria-metrics ]] && command -v apt-get >/dev/null; then
     logged "fetching VictoriaMetrics (50 MB)" fetch_victoria_metrics ||
         logged "again" fetch_victoria_metrics ||
         say "no VictoriaMetrics: the tests that need it are skipped; the output is in $LOG"
@@ -175,7 +179,9 @@ fi
 
 # --- kubectl ----------------------------------------------------------------
 
-logged "looking for kubectl" bash scripts/setup_kubectl.sh ||
-    say "no kubectl: the tests that render deploy/kubernetes will fail"
+if [[ $FOR == all ]]; then
+    logged "looking for kubectl" bash scripts/setup_kubectl.sh ||
+        say "no kubectl: the tests that render deploy/kubernetes will fail"
+fi
 
 say "ready: .venv/bin/dsagent"
