@@ -21,6 +21,7 @@ from dsagent.agent.wording import (
     CAUSE_TEXT,
     because,
     blame,
+    counted,
     how_text,
     ms,
     percent,
@@ -230,9 +231,10 @@ def why(document: Document, span: str) -> RenderableType:
         return Text(f"No request has ended in the last {span}.")
     causes = [cause for cause in document["causes"] if cause["ratio"] >= _SMALL_RATIO]
     total_ns = sum(cause["ns"] for cause in document["causes"])
-    noun = "request" if count == 1 else "requests"
     pieces: list[RenderableType] = [
-        Text(f"{count} {noun} in the last {span}, {ms(total_ns)} in all", style="bold"),
+        Text(
+            f"{counted(count, 'request')} in the last {span}, {ms(total_ns)} in all", style="bold"
+        ),
         Text("; ".join(f"{percent(c['ratio'])} {CAUSE_TEXT[c['cause']]}" for c in causes[:3])),
         Text(),
     ]
@@ -307,7 +309,7 @@ def summary(document: Document) -> RenderableType:
     pieces: list[RenderableType] = [
         Text(
             f"{seconds:.1f} s attached to {escape(target['comm'])} (pid {target['pid']}): "
-            f"{document['requests']} requests, {document['steps']} steps",
+            f"{counted(document['requests'], 'request')}, {counted(document['steps'], 'step')}",
             style="bold",
         ),
         Text(cost_line(overhead), style="dim"),

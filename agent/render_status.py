@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dsagent.agent.procfs import escape
 from dsagent.agent.render import sinks, sources
-from dsagent.agent.wording import percent
+from dsagent.agent.wording import counted, percent
 
 Document = Mapping[str, Any]
 
@@ -122,7 +122,7 @@ def _engine(engine: Document) -> list[RenderableType]:
 
 
 def _figures(engine: Document) -> Text:
-    figures = [f"{engine['requests']} requests", f"{engine['steps']} steps"]
+    figures = [counted(engine["requests"], "request"), counted(engine["steps"], "step")]
     if engine["overhead_ratio"] is not None:
         figures.append(f"cost to it {percent(engine['overhead_ratio'])}")
     losses, failures = engine["uncounted_losses"], engine["accounting_failures"]

@@ -56,6 +56,11 @@ def ms(ns: float) -> str:
     return f"{value:.{digits}f} {unit}"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 step`, `20 steps`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def short(identifier: str) -> str:
     """Of a long id its beginning, which is enough for `dsagent explain`."""
     return escape(identifier if len(identifier) <= 20 else identifier[:17] + "…")

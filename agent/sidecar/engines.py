@@ -21,6 +21,7 @@ from dsagent.agent.sidecar.scanner import Found, Scanner
 from dsagent.agent.sidecar.slots import Slot, Slots
 from dsagent.agent.sidecar.watch import Watch
 from dsagent.agent.target import probe_rings, resolve
+from dsagent.agent.wording import counted
 
 UPGRADE_NS = 5 * SECOND_NS  # so often, a server seen from outside is asked whether it has rings now
 MAX_WAITING = 64
@@ -117,7 +118,7 @@ class Engines:
         summary = watch.summary or {}
         fields |= {name: summary.get(name, 0) for name in ("requests", "steps", "uncounted_losses")}
         fields["cut_off"] = watch.cut_off
-        counts = f"{fields['requests']} requests, {fields['steps']} steps"
+        counts = f"{counted(fields['requests'], 'request')}, {counted(fields['steps'], 'step')}"
         if watch.cut_off:
             counts += f"; {watch.cut_off} more were cut off by its end"
         if watch.state == "detached":

@@ -49,7 +49,7 @@ def test_engines_come_crash_and_come_again(lab: Lab) -> None:
                 assert told.startswith("request first-of-b")
                 a_pid = a.pid
                 os.kill(a.pid, signal.SIGKILL)
-                sidecar.said(rf"engine\.ended .*\(pid {a_pid}\); 1 requests, 6 steps")
+                sidecar.said(rf"engine\.ended .*\(pid {a_pid}\); 1 request, 6 steps")
             with lab.engine() as again:
                 sidecar.watching(again.pid)
                 again.do("request second-of-a")
@@ -86,7 +86,7 @@ def test_at_its_end_it_says_what_it_has_seen_of_each(lab: Lab) -> None:
         engine.do("request one")
         sidecar.signal(signal.SIGTERM)
         assert sidecar.wait() == 0
-        said = rf"engine\.ended .*\(pid {engine.pid}\); 1 requests, 6 steps$"
+        said = rf"engine\.ended .*\(pid {engine.pid}\); 1 request, 6 steps$"
         assert [line for line in sidecar.err if re.search(said, line)], sidecar.err
 
 

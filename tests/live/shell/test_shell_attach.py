@@ -169,4 +169,4 @@ def test_text_for_people(engine: Engine) -> None:
         assert "\x1b" not in text
         assert max(map(len, text.splitlines())) <= 80
         assert agent.wait() == 0
-        assert "1 requests, 6 steps" in "\n".join(agent.out)
+        assert "1 request, 6 steps" in "\n".join(agent.out)
