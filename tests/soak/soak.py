@@ -294,7 +294,7 @@ def soak(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
         scrape()
         pod.sidecar.process.terminate()
         code = pod.sidecar.wait()
-        books = reconcile(auditor.asked, auditor.answers, pod.watches(), SLACK_NS)
+        books = reconcile(auditor.asked, auditor.answers, pod.watches(), pod.kills, SLACK_NS)
         until(lambda: not run.bpf_seen & gauges.bpf_in_kernel(), "the kernel to free the probes")
         return _document(run, auditor, books, scrapes, deck, receiver, hook, pod, code, minutes)
 
@@ -385,6 +385,7 @@ def text(document: dict[str, Any]) -> str:
                     requests["explained_partial"],
                 ),
                 ("ended while nobody was attached to their engine", requests["before_attached"]),
+                ("their engine killed before it had written their end", requests["at_a_kill"]),
                 ("missing", len(requests["missing"])),
                 ("refused with an error by the engine", fates.get("answered", 0)),
                 ("left by their client", fates.get("left", 0)),

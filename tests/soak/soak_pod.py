@@ -18,7 +18,7 @@ import sidecar_lab
 from lab import Engine as LabEngine
 from shell_lab import Child
 from sidecar_lab import Sidecar, until
-from soak_sums import Watched
+from soak_sums import Kill, Watched
 
 from dsagent.agent.errors import DsagentError
 
@@ -39,7 +39,7 @@ class Server:
         self.port = port
         self._under = () if folder is None else ("env", "-C", str(folder))
         self.pids: list[int] = []  # of all that were started here
-        self.kills = 0
+        self.killed_ns: list[int] = []  # just before each SIGKILL, CLOCK_MONOTONIC
         self._env = env
         self._child = self._started()
 
@@ -71,12 +71,12 @@ class Server:
 
     def restart(self, number: signal.Signals) -> None:
         """Ends it by that signal, SIGTERM or SIGKILL, and starts it again."""
+        if number is signal.SIGKILL:
+            self.killed_ns.append(time.monotonic_ns())
         self._child.signal(number)
         code = self._child.wait()
         if number is signal.SIGTERM:
             assert code == 0, f"the engine ended with {code}: {self.lines}"
-        else:
-            self.kills += 1
         self._child.__exit__(None, None, None)
         self._child = self._started()
 
@@ -112,6 +112,10 @@ class Pod:
             return status if states == {s.pid: "watching" for s in self.servers} else None
 
         return until(all_watched, f"all engines to be watched; the last lines: {self.log[-5:]}")
+
+    @property
+    def kills(self) -> list[Kill]:
+        return [Kill(server.port, at) for server in self.servers for at in server.killed_ns]
 
     def mono_ns(self, line: Mapping[str, Any]) -> int:
         """When a line of the log was said, CLOCK_MONOTONIC."""

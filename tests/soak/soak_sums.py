@@ -11,6 +11,7 @@ from typing import Any, Literal
 from soak_crowd import Asked
 
 Verdict = Literal["ok", "FAILED"]
+KILL_NS = 100_000_000  # between an answer's last byte and the engine's record of it, at most
 WARM_UP_RATIO = 0.2  # of the samples, at first, that are not judged
 
 
@@ -100,6 +101,14 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
+class Kill:
+    """An engine's death by SIGKILL, CLOCK_MONOTONIC."""
+
+    port: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """What the sidecar answered when asked about a request."""
 
@@ -115,6 +124,7 @@ class Books:
     explained: int  # of those completed
     explained_partial: int
     before_attached: int  # completed while nobody was attached to their engine
+    at_a_kill: int  # completed, and their engine was killed before it had written so
     missing: tuple[str, ...]  # completed, seen, and not accounted for: must be none
     strange: tuple[str, ...]  # partial, though the sidecar was there all the time: must be none
     explained_of_all: int
@@ -126,17 +136,23 @@ class Books:
     def faults(self) -> list[str]:
         said = []
         if self.missing:
-            said.append(f"{len(self.missing)} completed requests without an account")
+            said.append(
+                f"{len(self.missing)} completed requests without an account: {self.missing[0]}"
+            )
         if self.strange:
             said.append(f"{len(self.strange)} partial accounts of requests seen whole")
-        if self.explained + self.before_attached + len(self.missing) != self.completed:
+        without = self.before_attached + self.at_a_kill + len(self.missing)
+        if self.explained + without != self.completed:
             said.append("the completed requests do not add up")
         if self.explained_of_all != self.accounted:
             said.append(
                 f"{self.accounted} requests accounted for, {self.explained_of_all} explained"
             )
-        if self.cut_off > self.broken_off:
-            said.append(f"{self.cut_off} said to be cut off, and only {self.broken_off} were")
+        if self.cut_off > self.broken_off + self.at_a_kill:
+            said.append(
+                f"{self.cut_off} said to be cut off, and only {self.broken_off} and "
+                f"{self.at_a_kill} at a kill were"
+            )
         return said
 
     def to_json(self) -> dict[str, Any]:
@@ -144,13 +160,18 @@ class Books:
 
 
 def reconcile(
-    asked: Iterable[Asked], answers: dict[str, Found], watches: Sequence[Watched], slack_ns: int
+    asked: Iterable[Asked],
+    answers: dict[str, Found],
+    watches: Sequence[Watched],
+    kills: Sequence[Kill],
+    slack_ns: int,
 ) -> Books:
     """`slack_ns`: how exactly it is known when a watch began and ended. A completed request may be
-    without an account only where no watch was there when it ended, and its account may be partial
+    without an account only where no watch was there when it ended, or where its engine was killed
+    between the last byte of the answer and its own record of it; and its account may be partial
     only where a watch began while it went on."""
     by_fate: Counter[str] = Counter()
-    explained = partial = before = of_all = broken_off = 0
+    explained = partial = before = at_a_kill = of_all = broken_off = 0
     missing: list[str] = []
     strange: list[str] = []
     for each in asked:
@@ -168,14 +189,17 @@ def reconcile(
             partial += found.partial
         elif _is_unseen(each, watches, slack_ns):
             before += 1
+        elif any(k.port == each.port and abs(k.at_ns - each.end_ns) < KILL_NS for k in kills):
+            at_a_kill += 1
         else:
-            missing.append(each.trace_id)
+            missing.append(_told(each, watches, kills))
     return Books(
         by_fate=dict(by_fate),
         completed=by_fate["completed"],
         explained=explained,
         explained_partial=partial,
         before_attached=before,
+        at_a_kill=at_a_kill,
         missing=tuple(missing),
         strange=tuple(strange),
         explained_of_all=of_all,
@@ -183,6 +207,17 @@ def reconcile(
         broken_off=broken_off,
         cut_off=sum(watch.cut_off for watch in watches),
     )
+
+
+def _told(asked: Asked, watches: Sequence[Watched], kills: Sequence[Kill]) -> str:
+    """A request, and how long after its end what happened to its engine."""
+    events = [("attached", w.attached_ns) for w in watches if w.port == asked.port]
+    events += [("ended", w.ended_ns) for w in watches if w.port == asked.port]
+    events += [("killed", k.at_ns) for k in kills if k.port == asked.port]
+    events.sort(key=lambda event: abs(event[1] - asked.end_ns))
+    near = ", ".join(f"{what} {(at - asked.end_ns) / 1e9:+.3f} s" for what, at in events[:4])
+    life_s = (asked.end_ns - asked.sent_ns) / 1e9
+    return f"{asked.trace_id}, {life_s:.3f} s on port {asked.port}; {near}"
 
 
 def _began_meanwhile(asked: Asked, watches: Sequence[Watched], slack_ns: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from soak_crowd import Asked, Fate
-from soak_sums import Bound, Found, Watched, at_most, flat, reconcile, slope
+from soak_sums import Bound, Found, Kill, Watched, at_most, flat, reconcile, slope
 
 SECOND_NS = 1_000_000_000
 
@@ -64,6 +64,7 @@ def test_every_request_has_its_place() -> None:
         ),
         {"whole": WHOLE, "across": PARTIAL, "left": WHOLE},
         (watched(10, 20, requests=3, cut_off=1),),
+        (),
         SECOND_NS // 10,
     )
     assert books.faults == []
@@ -84,16 +85,26 @@ def test_every_request_has_its_place() -> None:
 def test_what_does_not_add_up_is_told(
     one: Asked, answers: dict[str, Found], requests: int, fault: str
 ) -> None:
-    (said,) = reconcile((one,), answers, (watched(10, 20, requests),), SECOND_NS // 10).faults
+    (said,) = reconcile((one,), answers, (watched(10, 20, requests),), (), SECOND_NS // 10).faults
     assert said.startswith(fault)
 
 
 def test_only_the_engines_own_watch_counts() -> None:
     other = asked("other", "completed", 11, 12, port=2)
-    books = reconcile((other,), {}, (watched(10, 20, requests=0),), 0)
+    books = reconcile((other,), {}, (watched(10, 20, requests=0),), (), 0)
     assert (books.before_attached, books.missing) == (1, ())
 
 
 def test_no_more_can_be_cut_off_than_broke() -> None:
-    (said,) = reconcile((), {}, (watched(10, 20, requests=0, cut_off=1),), 0).faults
-    assert said == "1 said to be cut off, and only 0 were"
+    (said,) = reconcile((), {}, (watched(10, 20, requests=0, cut_off=1),), (), 0).faults
+    assert said == "1 said to be cut off, and only 0 and 0 at a kill were"
+
+
+def test_an_engine_killed_just_after_an_answer_has_not_written_its_end() -> None:
+    one = asked("one", "completed", 11, 12)
+    watches = (watched(10, 20, requests=0, cut_off=1),)
+    at_once = Kill(1, one.end_ns + SECOND_NS // 50)
+    books = reconcile((one,), {}, watches, (at_once,), 0)
+    assert (books.at_a_kill, books.missing, books.faults) == (1, (), [])
+    for other in (Kill(2, at_once.at_ns), Kill(1, one.end_ns + SECOND_NS)):
+        assert len(reconcile((one,), {}, watches, (other,), 0).missing) == 1
