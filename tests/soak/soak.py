@@ -208,7 +208,7 @@ class Soak:
         rows = [
             flat(name, "", of[name], Bound(step, an_hour))
             for name, step, an_hour in (
-                ("memory (PSS) less accounts kept, MiB", 8.0, 6.0),
+                ("memory (PSS) less accounts kept, MiB", 16.0, 6.0),
                 ("threads", 0.0, 0.0),
                 ("sockets", 4.0, 0.0),
                 ("memory files", 0.0, 0.0),

@@ -26,13 +26,16 @@ PAUSE_S = (0.2, 1.0)  # between two requests of a client
 class Asked:
     """One request. completed: all of its answer came. answered: with an error, by the engine. left:
     its client hung up. broken: the connection died before the answer was whole. refused: no
-    connection was had, so no engine has ever seen it. Times are CLOCK_MONOTONIC."""
+    connection was had, so no engine has ever seen it. Times are CLOCK_MONOTONIC. Since `may_end_ns`
+    the engine may have been through with it: a client that does not read leaves the answer to lie
+    in its socket."""
 
     trace_id: str
     port: int
     fate: Fate
     sent_ns: int
     end_ns: int
+    may_end_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,9 @@ def ask(target: LabEngine, sent: Sent, dice: random.Random, manner: Manner) -> A
         fate = _ask(connection, target, sent, dice, manner)
     finally:
         connection.close()
-    return Asked(sent.trace_id, target.port, fate, begun_ns, time.monotonic_ns())
+    end_ns = time.monotonic_ns()
+    may_end_ns = begun_ns if manner.pause_s else end_ns
+    return Asked(sent.trace_id, target.port, fate, begun_ns, end_ns, may_end_ns)
 
 
 def _ask(

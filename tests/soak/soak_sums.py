@@ -230,9 +230,10 @@ def _began_meanwhile(asked: Asked, watches: Sequence[Watched], slack_ns: int) ->
 
 
 def _is_unseen(asked: Asked, watches: Sequence[Watched], slack_ns: int) -> bool:
-    """No watch covers the request's end, for all that is known."""
+    """No watch covers all the time in which the engine may have ended it."""
     return not any(
         watch.port == asked.port
-        and watch.attached_ns + slack_ns < asked.end_ns < watch.ended_ns - slack_ns
+        and watch.attached_ns + slack_ns < asked.may_end_ns
+        and asked.end_ns < watch.ended_ns - slack_ns
         for watch in watches
     )

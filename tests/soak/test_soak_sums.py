@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from soak_crowd import Asked, Fate
 from soak_sums import Bound, Found, Kill, Watched, at_most, flat, reconcile, slope
@@ -42,7 +44,8 @@ def test_a_cap_holds_for_every_sample() -> None:
 
 
 def asked(trace_id: str, fate: Fate, sent_s: float, end_s: float, port: int = 1) -> Asked:
-    return Asked(trace_id, port, fate, round(sent_s * SECOND_NS), round(end_s * SECOND_NS))
+    end_ns = round(end_s * SECOND_NS)
+    return Asked(trace_id, port, fate, round(sent_s * SECOND_NS), end_ns, end_ns)
 
 
 def watched(start_s: float, end_s: float, requests: int, cut_off: int = 0) -> Watched:
@@ -108,3 +111,12 @@ def test_an_engine_killed_just_after_an_answer_has_not_written_its_end() -> None
     assert (books.at_a_kill, books.missing, books.faults) == (1, (), [])
     for other in (Kill(2, at_once.at_ns), Kill(1, one.end_ns + SECOND_NS)):
         assert len(reconcile((one,), {}, watches, (other,), 0).missing) == 1
+
+
+def test_of_who_does_not_read_it_is_not_known_when_the_engine_was_through() -> None:
+    slow = replace(asked("slow", "completed", 9, 15), may_end_ns=9 * SECOND_NS)
+    watches = (watched(10, 20, requests=0),)
+    books = reconcile((slow,), {}, watches, (), 0)
+    assert (books.before_attached, books.missing) == (1, ())
+    seen = replace(slow, may_end_ns=11 * SECOND_NS)
+    assert len(reconcile((seen,), {}, watches, (), 0).missing) == 1
