@@ -7,10 +7,12 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from dsagent.agent.sources.outside.capture import Place
 from dsagent.agent.sources.outside.mapped import Mapped
 from dsagent.agent.sources.outside.markers import find_function
 
@@ -95,9 +97,9 @@ def test_three_capabilities_are_enough_for_a_process_of_another_user() -> None:
         ["setpriv", "--reuid=65534", "--clear-groups", "--", "sleep", "100"]
     ) as other:
         try:
-            while Path(f"/proc/{other.pid}/comm").read_text() != "sleep\n":
-                assert other.poll() is None
-            mine = find_function(other.pid, "libc.so", "sched_yield")
+            give_up_s = time.monotonic() + 30
+            while (mine := _of_sleep(other.pid)) is None:  # until its loader has mapped it
+                assert other.poll() is None and time.monotonic() < give_up_s
             drop = ["setpriv", f"--bounding-set={THREE}", "--inh-caps=-all", "--no-new-privs"]
             seen = subprocess.run(
                 [*drop, "--", sys.executable, "-c", look, str(other.pid)],
@@ -108,7 +110,13 @@ def test_three_capabilities_are_enough_for_a_process_of_another_user() -> None:
             )
         finally:
             other.kill()
-    assert mine is not None and seen.stdout.strip() == str(mine.offset)
+    assert seen.stdout.strip() == str(mine.offset)
+
+
+def _of_sleep(pid: int) -> Place | None:
+    if Path(f"/proc/{pid}/comm").read_text() != "sleep\n":
+        return None
+    return find_function(pid, "libc.so", "sched_yield")
 
 
 def test_a_place_is_a_regular_file_of_this_very_process() -> None:
