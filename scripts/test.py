@@ -44,7 +44,7 @@ class Outcome:
         return ", ".join(f"{count} {what}" for what, count in self.counts.items())
 
 
-PYTEST = (sys.executable, "-m", "pytest")
+PYTEST = (sys.executable, "-m", "pytest", "--durations=12")
 
 
 def pytest_stage(name: str, limit_s: int, *paths: str) -> Stage:

@@ -54,8 +54,9 @@ class Crowd:
         self._pause_s = pause_s
         self._changed = threading.Condition()
         self._is_over = threading.Event()
+        # Daemons: a signal that comes while they are started finds nobody to stop them.
         self._threads = [
-            threading.Thread(target=self._run, args=(random.Random(seed + number),))
+            threading.Thread(target=self._run, args=(random.Random(seed + number),), daemon=True)
             for number in range(clients)
         ]
 
@@ -70,7 +71,8 @@ class Crowd:
     def stop(self) -> None:
         self._is_over.set()
         for thread in self._threads:
-            thread.join(PATIENCE_S)
+            if thread.ident is not None:
+                thread.join(PATIENCE_S)
 
     def wait_for(self, count: int, since_s: float = 0.0) -> Sequence[Reply]:
         """At least so many replies to requests sent from then on. Raises LoadError."""
