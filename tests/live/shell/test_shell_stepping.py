@@ -36,6 +36,7 @@ import os
 os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 there, back = os.pipe(), os.pipe()
 if os.fork() == 0:
+    os.close(there[1])  # so that it reads the end once the other is killed
     while os.read(there[0], 1):
         os.write(back[1], b"x")
 print("ready", flush=True)
