@@ -59,7 +59,7 @@ say(start=start, end=now()); hear()
 
 
 @pytest.mark.parametrize("tier", ["default", "full"])
-def test_31_pages_that_were_paged_out_are_31_major_faults(tmp_path: Path, tier: str) -> None:
+def test_pages_that_were_paged_out_are_major_faults(tmp_path: Path, tier: str) -> None:
     body = f"""
 file = open({str(tmp_path / "weights")!r}, "wb+")
 file.write(os.urandom(31 * mmap.PAGESIZE)); file.flush(); os.fsync(file.fileno())
@@ -84,7 +84,9 @@ say(start=start, end=now()); hear()
     if after == before:
         pytest.skip("the file system has nothing to read from")
     major = watch.of(Kind.MAJOR_FAULT, tid=child.pid)
-    assert _count(major) == after - before == 31
+    # Paging out is a wish, and a page that somebody holds just then stays: the kernel's own count.
+    assert _count(major) == after - before
+    assert 16 <= after - before <= 31
     assert int(major["ns"].sum()) <= told["end"] - told["start"]
     exact = major[major["exact"] == 1]
     assert len(within(exact, told["start"], told["end"])) == len(exact)
