@@ -112,21 +112,12 @@ fi
 # --- VictoriaMetrics --------------------------------------------------------
 
 # A real back end of OTLP metrics for the tests. Debian 12's does not take OTLP yet: Debian 13's is
-# unpacked beside the system, from package lists of its own, so that apt knows nothing of it.
+# unpacked beside the system.
 readonly DEBIAN13=build/debian13
+source scripts/debian13.sh
 
 fetch_victoria_metrics() {
-    local lists=$PWD/$DEBIAN13/apt keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-    rm -rf "$DEBIAN13"
-    mkdir -p "$lists/lists/partial" "$lists/archives/partial"
-    echo "deb [signed-by=$keyring] http://deb.debian.org/debian trixie main" >"$lists/sources.list"
-    local apart=(-q -o "Dir::Etc::SourceList=$lists/sources.list" -o Dir::Etc::SourceParts=/dev/null
-                 -o "Dir::State::Lists=$lists/lists" -o "Dir::Cache=$lists" -o APT::Sandbox::User=root)
-    apt-get "${apart[@]}" update &&
-        (cd "$lists" && apt-get "${apart[@]}" download victoria-metrics) &&
-        dpkg -x "$lists"/victoria-metrics_*.deb "$lists/unpacked" &&
-        mv "$lists/unpacked/usr/bin/victoria-metrics" "$DEBIAN13/" &&
-        rm -rf "$lists"
+    unpack_debian13 victoria-metrics "$DEBIAN13" && mv "$DEBIAN13/usr/bin/victoria-metrics" "$DEBIAN13/"
 }
 
 if [[ $FOR == all && ! -x $DEBIAN13/victoria-metrics ]] && command -v apt-get >/dev/null; then
