@@ -15,7 +15,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -153,21 +153,25 @@ async def run(server: Server, duration_s: float, seed: int) -> Tally:
     return tally
 
 
-def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m dsagent.agent.load")
+Load = Callable[[Server, float, int], Coroutine[Any, Any, Tally]]  # server, duration_s, seed
+
+
+def main(argv: Sequence[str], module: str, load: Load, duration_s: float) -> int:
+    """`python -m module`: sends that load, and prints its tally."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}")
     parser.add_argument("url")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--duration", type=float, default=20.0)
+    parser.add_argument("--duration", type=float, default=duration_s)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
     address = urlsplit(arguments.url)
     if address.hostname is None or address.port is None:
         parser.error("URL needs a host and a port")
     server = Server(address.hostname, address.port, arguments.model)
-    tally = asyncio.run(run(server, arguments.duration, arguments.seed))
+    tally = asyncio.run(load(server, arguments.duration, arguments.seed))
     json.dump(asdict(tally), sys.stdout)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], "dsagent.agent.load", run, 20.0))

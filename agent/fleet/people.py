@@ -6,17 +6,12 @@ agent decides by itself what to keep, as it does by default. Prints {requests, f
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
-from urllib.parse import urlsplit
 
-from dsagent.agent.load import CHATTERS, LONG_EVERY_S, Server, Tally, chat, long_text, send
+from dsagent.agent.load import CHATTERS, LONG_EVERY_S, Server, Tally, chat, long_text, main, send
 
 NO_CONTEXT = ""  # an empty header is none
 
@@ -46,21 +41,5 @@ async def _run(server: Server, duration_s: float, seed: int) -> Tally:
     return tally
 
 
-def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m dsagent.agent.fleet.people")
-    parser.add_argument("url")
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--duration", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args(argv)
-    address = urlsplit(arguments.url)
-    if address.hostname is None or address.port is None:
-        parser.error("URL needs a host and a port")
-    server = Server(address.hostname, address.port, arguments.model)
-    tally = asyncio.run(_run(server, arguments.duration, arguments.seed))
-    json.dump(asdict(tally), sys.stdout)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], "dsagent.agent.fleet.people", _run, 60.0))
