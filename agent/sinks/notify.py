@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import ssl
 import subprocess
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from importlib.metadata import version
@@ -18,7 +22,8 @@ from urllib.parse import urlsplit
 from dsagent.agent.sinks.base import SinkStatus
 
 QUEUE = 256  # further ones push the oldest out, counted
-TIMEOUT_S = 5.0
+TIMEOUT_S = 5.0  # of one wait for a web hook
+MOST_POST_S = 15.0  # of one try in all, however many waits
 COMMAND_TIMEOUT_S = 30.0
 TRIES = 5
 FIRST_WAIT_S = 0.5
@@ -177,24 +182,58 @@ def post(url: str, body: bytes) -> tuple[str, bool]:
         path += f"?{parts.query}"
     # Of many web hooks, the path is the secret.
     shown = f"the web hook at {parts.hostname}" + (f":{parts.port}" if parts.port else "")
-    host = parts.hostname or ""
-    make = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = make(host, parts.port, timeout=TIMEOUT_S)
     headers = {
         "Content-Type": "application/json",
         "User-Agent": f"dsagent/{version('dsagent')}",
     }
+    late = f"not done after {MOST_POST_S:g} s"
+    host, is_late = parts.hostname or "", threading.Event()
+    make = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    connection = make(host, parts.port)
     try:
-        connection.request("POST", path, body, headers)
-        response = connection.getresponse()
-        response.read(MAX_ANSWER_BYTES)
-        status = response.status
+        reached = socket.create_connection((host, connection.port), TIMEOUT_S)
+        connection.sock = reached
+        with _cut_off(reached, is_late):
+            if parts.scheme == "https":
+                context = ssl.create_default_context()
+                connection.sock = context.wrap_socket(reached, server_hostname=host)
+            connection.request("POST", path, body, headers)
+            response = connection.getresponse()
+            status = response.status
+            response.read(MAX_ANSWER_BYTES)
     except OSError as error:
-        return f"{shown}: {error.strerror or error or type(error).__name__}", True
+        why = error.strerror or error or type(error).__name__
+        return f"{shown}: {late if is_late.is_set() else why}", True
     except (HTTPException, ValueError) as error:
+        if is_late.is_set():
+            return f"{shown}: {late}", True
         return f"{shown}: no HTTP answer ({type(error).__name__})", False
     finally:
         connection.close()
     if 200 <= status < 300:
         return "", False
     return f"{shown}: answered {status}", status == 429 or status >= 500
+
+
+@contextmanager
+def _cut_off(reached: socket.socket, is_late: threading.Event) -> Iterator[None]:
+    """After `MOST_POST_S` the connection ends: each wait has its limit, but an answer that drips in
+    byte by byte never reaches it."""
+
+    def cut() -> None:
+        is_late.set()
+        try:
+            handle.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # the other end was quicker
+
+    # A handle of its own: TLS takes the other one.
+    with reached.dup() as handle:
+        timer = threading.Timer(MOST_POST_S, cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()

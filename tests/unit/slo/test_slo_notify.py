@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
 from made import ANCHOR, S, batch, until
 from slo_watch import SEES, Watch, request
 
@@ -95,6 +96,68 @@ def test_a_web_hook_that_hangs_costs_bounded_memory_and_nobody_waits(monkeypatch
         status = sender.status()
         assert (status.dropped, status.failed) == (QUEUE * 3, 0)
     sender._thread.join(60)  # the hook hangs up
+
+
+@contextmanager
+def dripping(sent: bytes) -> Iterator[tuple[int, list[int]]]:
+    """Sends these, then for ever a byte more, each much sooner than a wait's time limit; its port,
+    and how many connections came and were hung up on."""
+    ended: list[int] = []
+    over = threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        with connection:
+            try:
+                connection.sendall(sent)
+                while not over.wait(0.02):
+                    connection.sendall(b"x")
+            except OSError:
+                ended.append(1)
+
+    def listen() -> None:
+        while not over.is_set():
+            connection, _ = server.accept()
+            thread = threading.Thread(target=drip, args=(connection,))
+            threads.append(thread)
+            thread.start()
+
+    threads: list[threading.Thread] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        listener = threading.Thread(target=listen)
+        listener.start()
+        try:
+            yield server.getsockname()[1], ended
+        finally:
+            over.set()
+            socket.create_connection(server.getsockname()).close()  # so that it stops listening
+            for thread in (listener, *threads):
+                thread.join(30)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "sent"),
+    [
+        ("http", b""),
+        ("http", b"HTTP/1.1 "),
+        ("http", b"HTTP/1.1 500 No\r\nA: "),
+        ("https", b"\x16\x03\x03\x3f\xff"),  # the head of a record of TLS that never ends
+    ],
+)
+def test_an_answer_that_drips_in_is_cut_off(monkeypatch: Any, scheme: str, sent: bytes) -> None:
+    monkeypatch.setattr(notify, "MOST_POST_S", 0.3)
+    with dripping(sent) as (port, ended):
+        reason, is_worth_another = notify.post(f"{scheme}://127.0.0.1:{port}/", b"{}")
+        until(lambda: len(ended) == 1)
+    assert is_worth_another
+    assert reason.startswith(f"the web hook at 127.0.0.1:{port}: ")
+    assert reason.endswith("answered 500" if b"500" in sent else "not done after 0.3 s")
+
+
+def test_what_was_taken_is_taken_though_the_rest_of_the_answer_drips(monkeypatch: Any) -> None:
+    monkeypatch.setattr(notify, "MOST_POST_S", 0.3)
+    with dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n") as (port, ended):
+        assert notify.post(f"http://127.0.0.1:{port}/", b"{}") == ("", False)
+        until(lambda: len(ended) == 1)
 
 
 def test_a_command_gets_the_document_on_stdin(tmp_path: Path) -> None:
