@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import re
 import signal
 import sys
 import traceback
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from dsagent.agent import settings, streams
 from dsagent.agent.errors import FINDINGS, USAGE, DsagentError
@@ -33,6 +35,8 @@ _THEIR_WORDS = (
     ("Input should be ", "it must be "),
 )
 
+ONE_NAME = re.compile(r"^\{([^|]+)\}")  # braces around a choice say that it is one
+
 READS_ITSELF = "sidecar"  # a settings file that is wrong must not end it
 
 EPILOG = (
@@ -40,6 +44,13 @@ EPILOG = (
     "TOML file (max_overhead), which --config FILE or DSAGENT_CONFIG names; without either, "
     "/etc/dsagent/dsagent.toml is read where there is one."
 )
+
+
+class Command(TyperCommand):
+    """Its usage names what must be given as people write it: PID, where typer says {PID}."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [ONE_NAME.sub(r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
 
 def _function(command: str) -> Callable[..., Any]:
@@ -88,6 +99,7 @@ def build(argv: Sequence[str]) -> tuple[typer.Typer, list[str], settings.File | 
         names = settings.option_names(function)
         app.command(
             command,
+            cls=Command,
             context_settings={
                 "auto_envvar_prefix": settings.ENV_PREFIX,
                 "default_map": {k: v for k, v in values.items() if k in names},
