@@ -17,7 +17,7 @@ import pytest
 
 from dsagent.agent.account import Account
 
-from campaign import CLIENTS_NICENESS, ENGINES, own_cgroup, warm  # isort: skip
+from campaign import CLIENTS_NICENESS, ENGINES, warm  # isort: skip
 from faults.cpu import run_hogs  # isort: skip
 from faults.stops import stop_for  # isort: skip
 from lab import Observed, agent, engine  # isort: skip
@@ -27,8 +27,9 @@ pytestmark = [pytest.mark.ebpf, pytest.mark.smollm2]
 
 CLIENTS = 3
 STOPS_S = (0.25, 0.4, 0.3, 0.35)
-HOG_S = 1.5
-HOGS_A_CPU = 3  # a step takes four times as long: beyond the residual band
+HOG_S = 2.5
+HOGS_A_CPU = 3
+HOGS_NICENESS = -5  # three times the engine's weight: a step takes up to ten times as long
 AFFECTED_RATIO = 0.10  # of e2e, as everywhere in the laboratory
 STOPPED = frozenset({"process.stopped"})
 TAKEN = frozenset({"cpu.runqueue", "cpu.slowed"})
@@ -81,7 +82,6 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     with (
         engine(model, *flags) as target,
-        own_cgroup(target.pid),
         agent(target.pid, folder / "on") as on,
         agent(
             target.pid, folder / "off", "--without", "kernel", started_by=("unshare", "--net")
@@ -97,7 +97,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
             stops.append(stop_for(target, seconds))
         load.wait_for(2 * CLIENTS)
         cpus = sorted(os.sched_getaffinity(target.pid)) * HOGS_A_CPU
-        hogs = [run_hogs(cpus, HOG_S, 0)]
+        hogs = [run_hogs(cpus, HOG_S, HOGS_NICENESS)]
         load.wait_for(2 * CLIENTS)
     os.setpriority(os.PRIO_PROCESS, 0, niceness)
     pairs = [
@@ -114,6 +114,11 @@ def charged(account: Account, causes: Collection[str]) -> int:
 
 def measured_by_the_kernel(account: Account) -> int:
     return sum(part.ns for part in account.parts if part.cause.partition(".")[0] in KERNEL)
+
+
+def usual_ns(pair: Both) -> int:
+    """What the kernel measured of this request beside the stop."""
+    return measured_by_the_kernel(pair.on) - charged(pair.on, STOPPED)
 
 
 def grown(pair: Both) -> int:
@@ -134,12 +139,14 @@ def test_two_agents_watch_at_once_and_one_is_without_the_kernel(seen: Seen) -> N
 
 def test_a_stop_that_is_not_seen_is_unattributed(seen: Seen) -> None:
     """In the median, since a stop may fall into the few percent of a step that are the host's
-    work, and then counts as that."""
+    work, and then counts as that. What strangers took besides may be unattributed too."""
     pairs = seen.affected(seen.stops, STOPPED)
     assert len(pairs) >= 4
     ratios = [grown(pair) / charged(pair.on, STOPPED) for pair in pairs]
     print("stops:", sorted(round(ratio, 2) for ratio in ratios))
-    assert 0.75 <= median(ratios) <= 1.25, ratios
+    assert median(ratios) >= 0.75, ratios
+    more = [(grown(pair) - usual_ns(pair)) / charged(pair.on, STOPPED) for pair in pairs]
+    assert median(more) <= 1.25, more
 
 
 def test_a_stop_that_is_not_seen_is_not_computing(seen: Seen) -> None:
@@ -149,17 +156,15 @@ def test_a_stop_that_is_not_seen_is_not_computing(seen: Seen) -> None:
     strays = []
     for pair in pairs:
         stopped_ns = charged(pair.on, STOPPED)
-        usual_ns = measured_by_the_kernel(pair.on) - stopped_ns
-        strays.append((compute_grown(pair) - usual_ns) / stopped_ns)
+        strays.append((compute_grown(pair) - usual_ns(pair)) / stopped_ns)
     print("stops as computing:", sorted(round(stray, 2) for stray in strays))
     assert median(strays) <= 0.25, strays
 
 
 def test_a_hog_that_is_not_seen_is_largely_unattributed(seen: Seen) -> None:
-    """A step takes four times as long, three steps' time more. For who cannot see strangers take
-    the CPU, what they usually take widens the residual band, where the machine is unquiet to more
-    than a step's own length; what lies within passes for computing: half of the loss, two thirds
-    where the load is heavy. The rest must be unattributed."""
+    """A step takes ten times as long, nine steps' time more. For who cannot see strangers take the
+    CPU, what they usually take widens the residual band, where the machine is unquiet to more than
+    two steps' length; what lies within passes for computing. The rest must be unattributed."""
     pairs = seen.affected(seen.hogs, TAKEN)
     assert pairs
     ratios = [grown(pair) / charged(pair.on, TAKEN) for pair in pairs]
