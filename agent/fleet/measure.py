@@ -30,8 +30,9 @@ from dsagent.agent.overhead import give_way
 from dsagent.agent.sampling import Sampler
 from dsagent.agent.session import Session
 from dsagent.agent.sinks.otlp import OtlpSink
-from dsagent.agent.sinks.otlp_config import OtlpConfig, otlp_config
+from dsagent.agent.sinks.otlp_config import OtlpConfig, otlp_config, pyroscope_endpoint
 from dsagent.agent.sinks.prometheus import PrometheusSink
+from dsagent.agent.sinks.pyroscope import HEADERS, PATH, PyroscopeSink
 from dsagent.agent.sinks.recording import RecordingSink
 from dsagent.agent.slo import Limits
 from dsagent.agent.target import resolve
@@ -112,15 +113,18 @@ def measure(
                 give_way()
                 scraper.start()
 
+            address = f"http://127.0.0.1:{usual.port}"
             session = Session(
                 target,
                 [
                     RecordingSink(recording, 4 << 30),
                     prometheus,
                     OtlpSink(_config(usual.port), Limits()),
+                    PyroscopeSink(pyroscope_endpoint(address, PATH, HEADERS)),
                     _KeepsAll(_config(everything.port), Limits(), sampler=Sampler(rate=1.0)),
                 ],
                 max_overhead_ratio=MAX_OVERHEAD_RATIO,
+                has_profiles=True,
                 on_attached=send_load,
             )
             try:
@@ -168,6 +172,7 @@ def _document(
     seconds = tally["elapsed_s"]
     kept, metrics = usual.signals["traces"], usual.signals["metrics"]
     spans, logs = everything.signals["traces"], usual.signals["logs"]
+    profiles = usual.signals["Push"]
     of_all = max(1, spans.requests)
     rows = sum(batch.rows for batch in rolled.batches)
     return Measured(
@@ -182,12 +187,15 @@ def _document(
         scrape_bytes=scraper.bytes,
         points_per_push=metrics.items / max(1, metrics.bodies),
         metrics_wire_bytes_per_s=metrics.wire_bytes / seconds,
+        kept_requests=kept.requests,
         kept_ratio=kept.requests / of_all,
         spans_per_kept_request=spans.items / of_all,
         span_wire_bytes=spans.wire_bytes / max(1, spans.items),
         span_raw_bytes=spans.raw_bytes / max(1, spans.items),
         logs_per_request=logs.items / of_all,
         log_wire_bytes=logs.wire_bytes / max(1, logs.items),
+        pushes_per_s=profiles.items / seconds,
+        push_wire_bytes=profiles.wire_bytes / max(1, profiles.items),
         recording_rows_per_s=rows / seconds,
         recording_bytes_per_s=recorded_bytes / seconds,
         rolled_bytes_per_s=sum(batch.bytes for batch in rolled.batches) / seconds,

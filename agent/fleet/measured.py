@@ -33,12 +33,15 @@ class Measured:
     scrape_bytes: int  # of /metrics, not compressed
     points_per_push: float  # of OTLP: a histogram is one
     metrics_wire_bytes_per_s: float
+    kept_requests: int  # what the share rests on: few, until it has run for long
     kept_ratio: float  # of the requests, at that sampling
     spans_per_kept_request: float
     span_wire_bytes: float
     span_raw_bytes: float
     logs_per_request: float  # of all requests: only slow and failed ones have one
     log_wire_bytes: float
+    pushes_per_s: float  # of profiles, where they are asked for
+    push_wire_bytes: float
     recording_rows_per_s: float
     recording_bytes_per_s: float
     rolled_bytes_per_s: float

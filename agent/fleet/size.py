@@ -91,6 +91,14 @@ def size(one: Measured, fleet: Fleet) -> list[Line]:
         Line(pods, "spans", spans, "/s", "requests × share kept × spans of one", MEASURED),
         Line(pods, "log records", logs, "/s", "requests × records of one", MEASURED),
         Line(pods, "OTLP on the wire", wire / 1e6, "MB/s", "bodies, gzip", MEASURED),
+        Line(
+            *(
+                pods,
+                "profiles on the wire",
+                fleet.pods * one.pushes_per_s * one.push_wire_bytes / 1e6,
+            ),
+            *("MB/s", "with --pyroscope", MEASURED),
+        ),
         Line(pods, "rolled into the store", rolled / 1e6, "MB/s", "Parquet, zstd", MEASURED),
         Line(
             *("Collector", "cores, one of them spare", float(gateways), ""),

@@ -1,5 +1,5 @@
-"""A collector that takes everything and only weighs it: what went over the wire, what it unpacks
-to, and how many spans, requests, points and records that is."""
+"""Takes what an agent sends, as a Collector and Pyroscope would, and only weighs it: what went over
+the wire, what it unpacks to, and how many spans, requests, points, records and profiles that is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Weight:
     bodies: int = 0
     wire_bytes: int = 0
     raw_bytes: int = 0
-    items: int = 0  # spans, points, log records
+    items: int = 0  # spans, points, log records, profiles
     requests: int = 0  # spans that are a request's own
 
 
@@ -28,14 +28,14 @@ class Weight:
 class Weighed:
     port: int = 0
     signals: dict[str, Weight] = field(
-        default_factory=lambda: {name: Weight() for name in ("traces", "metrics", "logs")}
+        default_factory=lambda: {name: Weight() for name in ("traces", "metrics", "logs", "Push")}
     )
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 @contextmanager
 def weighing_collector() -> Iterator[Weighed]:
-    """Listens on a free port of loopback, for OTLP over HTTP."""
+    """Listens on a free port of loopback, for OTLP over HTTP and Pyroscope's pushes."""
     weighed = Weighed()
 
     class Handler(BaseHTTPRequestHandler):
@@ -76,11 +76,16 @@ def _weigh(weight: Weight, wire_bytes: int, raw: bytes, path: str) -> None:
     weight.bodies += 1
     weight.wire_bytes += wire_bytes
     weight.raw_bytes += len(raw)
-    if path.endswith("traces"):
-        items, requests = _spans(raw)
-        weight.requests += requests
-    else:
-        items = _points(raw) if path.endswith("metrics") else _records(raw)
+    match path.rpartition("/")[2]:
+        case "traces":
+            items, requests = _spans(raw)
+            weight.requests += requests
+        case "metrics":
+            items = _points(raw)
+        case "logs":
+            items = _records(raw)
+        case _:
+            items = 1
     weight.items += items
 
 

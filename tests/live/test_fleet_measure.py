@@ -26,7 +26,7 @@ def dsagent(*argv: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.smollm2
 def test_a_pod_is_measured_and_a_fleet_sized_by_it(tmp_path: Path) -> None:
-    ran = dsagent("fleet", "measure", "--duration", "6", "--json")
+    ran = dsagent("fleet", "measure", "--duration", "14", "--json")  # a sampler's run is 10 s
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert found["requests_per_s"] > 0
@@ -36,6 +36,8 @@ def test_a_pod_is_measured_and_a_fleet_sized_by_it(tmp_path: Path) -> None:
     assert found["spans_per_kept_request"] > 4
     assert 20 < found["span_wire_bytes"] < found["span_raw_bytes"]
     assert found["rolled_bytes_per_s"] > 0
+    assert found["pushes_per_s"] > 0
+    assert found["push_wire_bytes"] > 100
     mine = tmp_path / "mine.json"
     mine.write_text(ran.stdout)
     sized = json.loads(dsagent("fleet", "size", "--measured", str(mine), "--json").stdout)

@@ -25,6 +25,8 @@ ROUND = replace(
     span_wire_bytes=100.0,
     logs_per_request=0.001,
     log_wire_bytes=300.0,
+    pushes_per_s=0.2,
+    push_wire_bytes=1500.0,
     metrics_wire_bytes_per_s=500.0,
     rolled_bytes_per_s=1000.0,
     hourly_bytes=10_000,
@@ -44,6 +46,8 @@ def test_the_arithmetic() -> None:
     assert found["the pods", "log records"] == pytest.approx(100)
     # 20,000 spans of 100 bytes, 100 records of 300, 500 bytes of metrics from each pod
     assert found["the pods", "OTLP on the wire"] == pytest.approx(2 + 0.03 + 5)
+    # 10,000 pods × 300 bytes/s, and none of it through the Collector
+    assert found["the pods", "profiles on the wire"] == pytest.approx(3)
     assert found["Collector", "cores, one of them spare"] == 7 + 1  # 1.33 + 5 + 0.01, rounded up
     assert found["Prometheus", "disk for 15 days"] == pytest.approx(200_000 * 2 * 15 * 86400 / 1e12)
     assert found["Mimir, instead", "ingesters' cores, each with 2.5 GB"] == 30
