@@ -10,6 +10,7 @@ from pathlib import Path
 from dsagent.agent import procfs
 from dsagent.agent.facts import Target
 from dsagent.agent.procfs import PROC, ProcessGone
+from dsagent.agent.target import VLLM_TITLE, vllm_root
 
 MAX_COMMAND_CHARS = 4096
 
@@ -44,3 +45,12 @@ def program_mark(pid: int, proc: Path = PROC) -> str:
 def command_text(pid: int, proc: Path = PROC) -> str:
     """Its command line with blanks between the words, bounded; as it was given, not escaped."""
     return " ".join(procfs.command_line(pid, proc))[:MAX_COMMAND_CHARS]
+
+
+def is_left_over(pid: int, proc: Path = PROC) -> bool:
+    """Whether one of vLLM's inner processes has outlived those that started it, and is now below
+    the first process of the pod: it ends as soon as it has noticed."""
+    try:
+        return procfs.read_stat(vllm_root(pid, proc), proc).comm.startswith(VLLM_TITLE)
+    except (ProcessGone, PermissionError):
+        return False

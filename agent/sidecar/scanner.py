@@ -5,6 +5,9 @@ outside if it listens, and its command line is a known server's or the one asked
 What is neither is looked at again, ever more rarely: rings come late, a process may
 become another by exec, and rights may be given later. A process that looks like an
 engine, and is none yet, is looked at each time.
+
+A vLLM server is one engine: it is found as soon as its engine's core has a ring, which
+is before it serves. A core or a worker that has outlived its server is none.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from typing import Literal
 from dsagent.agent import procfs
 from dsagent.agent.procfs import PROC, ProcessGone, ProcessTree
 from dsagent.agent.sidecar.backoff import SECOND_NS, Backoff
-from dsagent.agent.sidecar.processes import command_text
+from dsagent.agent.sidecar.processes import command_text, is_left_over
 from dsagent.agent.sockets import listening
-from dsagent.agent.target import Rings, is_starting, probe_rings
+from dsagent.agent.target import VLLM_TITLE, Rings, is_starting, probe_rings, vllm_root
 
 WayIn = Literal["rings", "outside"]
 
@@ -102,7 +105,7 @@ class Scanner:
             if self._belongs(pid, parent_of, watched):
                 continue
             looked_into += 1
-            one = self._look_into(pid, now_ns)
+            one = self._look_into(pid, now_ns, parent_of)
             if one is not None:
                 found.append(one)
         barred = sum(seen.not_permitted for seen in self._seen.values())
@@ -116,7 +119,7 @@ class Scanner:
                 return True
         return KERNEL_THREADS in (pid, parent_of[pid]) and not command_text(pid, self._proc)
 
-    def _look_into(self, pid: int, now_ns: int) -> Found | None:
+    def _look_into(self, pid: int, now_ns: int, parent_of: dict[int, int]) -> Found | None:
         try:
             stat = procfs.read_stat(pid, self._proc)
         except (ProcessGone, PermissionError):
@@ -131,7 +134,7 @@ class Scanner:
         way_in: WayIn | None = None
         if self.match is None or is_wanted:
             try:
-                way_in = self._way_in(pid, is_wanted)
+                way_in = self._way_in(pid, stat.comm, is_wanted, parent_of)
                 seen.not_permitted = False
             except PermissionError:
                 seen.not_permitted = True
@@ -141,9 +144,25 @@ class Scanner:
             seen.backoff.failed(now_ns)
         return None if way_in is None else Found(pid, way_in)
 
-    def _way_in(self, pid: int, is_wanted: bool) -> WayIn | None:
+    def _way_in(
+        self, pid: int, comm: str, is_wanted: bool, parent_of: dict[int, int]
+    ) -> WayIn | None:
         if self._rings_of(pid).engine_ids:
+            if comm.startswith(VLLM_TITLE) and is_left_over(pid, self._proc):
+                return None
             return "rings"
-        if is_wanted and not self._starts(pid) and self._listens(pid):
-            return "outside"
-        return None
+        if not is_wanted:
+            return None
+        if self._starts(pid):
+            return "rings" if self._core_has_rings(pid, parent_of) else None
+        return "outside" if self._listens(pid) else None
+
+    def _core_has_rings(self, pid: int, parent_of: dict[int, int]) -> bool:
+        """Whether this is the front end of a vLLM server whose other processes have theirs."""
+        for each in procfs.descendants(pid, parent_of):
+            try:
+                if self._rings_of(each).vllm and vllm_root(each, self._proc) == pid:
+                    return True
+            except (PermissionError, ProcessGone):
+                continue
+        return False

@@ -14,6 +14,7 @@ from dsagent.agent.target import Rings
 
 OWN, S = 900, SECOND_NS
 RINGS = Rings(frozenset({7}))
+VLLM_RINGS = Rings(frozenset({7}), vllm=True)
 
 
 class Machine:
@@ -26,13 +27,16 @@ class Machine:
         self.starting: set[int] = set()
         self.barred: set[int] = set()
         self.asked: list[int] = []
+        self.kind_of_rings = RINGS
         self.start(OWN, "dsagent sidecar")
 
-    def start(self, pid: int, command: str, parent: int = 1, ticks: int = 5) -> None:
+    def start(
+        self, pid: int, command: str, parent: int = 1, ticks: int = 5, comm: str = "a b) "
+    ) -> None:
         folder = self.proc / str(pid)
         folder.mkdir(exist_ok=True)
         fields = ["S", str(parent), *["0"] * 17, str(ticks), "0", "10", *["0"] * 10]
-        (folder / "stat").write_text(f"{pid} (a b) ) {' '.join(fields)}\n")
+        (folder / "stat").write_text(f"{pid} ({comm}) {' '.join(fields)}\n")
         (folder / "cmdline").write_bytes(command.replace(" ", "\0").encode() + b"\0")
 
     def end(self, pid: int) -> None:
@@ -42,7 +46,7 @@ class Machine:
         self.asked.append(pid)
         if pid in self.barred:
             raise PermissionError
-        return RINGS if pid in self.rings else Rings()
+        return self.kind_of_rings if pid in self.rings else Rings()
 
     def scanner(self, match: str | None = None) -> Scanner:
         return Scanner(
@@ -78,6 +82,39 @@ def test_of_others_only_known_servers_that_listen(machine: Machine) -> None:
     assert scanner.look(0, ()) == [Found(11, "outside")]
     machine.starting.clear()
     assert scanner.look(S, (11,)) == [Found(12, "outside")]
+
+
+@pytest.mark.parametrize("match", [None, "vllm serve"])
+def test_a_vllm_server_is_found_when_its_core_has_a_ring(
+    machine: Machine, match: str | None
+) -> None:
+    """Which is before its front end has one, and before it serves."""
+    machine.kind_of_rings = VLLM_RINGS
+    machine.start(10, "sh -c vllm serve some/model")
+    machine.start(11, "python3 vllm serve some/model", parent=10, comm="vllm")
+    machine.start(12, "VLLM::EngineCore", parent=11, comm="VLLM::EngineCor")
+    machine.starting |= {10, 11}
+    scanner = machine.scanner(match)
+    assert scanner.look(0, ()) == []
+    machine.rings.add(12)
+    found = {each.pid for each in scanner.look(S, ())}
+    assert 11 in found
+    assert 10 not in found  # the shell that started it
+
+
+def test_what_outlives_a_vllm_server_is_no_engine(machine: Machine) -> None:
+    machine.kind_of_rings = VLLM_RINGS
+    machine.start(11, "python3 vllm serve some/model", comm="vllm")
+    machine.start(12, "VLLM::EngineCore", parent=11, comm="VLLM::EngineCor")
+    machine.start(13, "VLLM::Worker", parent=12, comm="VLLM::Worker")
+    machine.rings |= {11, 12, 13}
+    found = machine.scanner().look(0, ())
+    assert found == [Found(pid, "rings") for pid in (11, 12, 13)]  # all of one server
+    machine.end(12)
+    machine.start(13, "VLLM::Worker", comm="VLLM::Worker")
+    assert machine.scanner().look(0, (11,)) == []
+    machine.end(11)
+    assert machine.scanner().look(0, ()) == []
 
 
 def test_match_is_the_only_rule_where_it_is_given(machine: Machine) -> None:
