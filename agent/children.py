@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import IO
 
-from dsagent.agent.errors import FINDINGS, DsagentError
+from dsagent.agent.errors import FINDINGS, USAGE, DsagentError
 
 STOP_DEADLINE_S = 5.0
 
@@ -73,7 +73,8 @@ class Child:
             self._changed.notify_all()
 
     def wait_for(self, pattern: str, timeout_s: float) -> re.Match[str]:
-        """The first line on stderr that matches. Raises DsagentError: it ended, or is too slow."""
+        """The first line on stderr that matches. Raises DsagentError: it ended (exit 2 where it
+        says that it was asked for what is not there), or is too slow."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             while True:
@@ -82,7 +83,8 @@ class Child:
                         return found
                 if self._process.poll() is not None:
                     last = next(reversed(self.complaints), f"code {self._process.returncode}")
-                    raise DsagentError(f"the engine did not start: {last}", exit_code=FINDINGS)
+                    code = USAGE if self._process.returncode == USAGE else FINDINGS
+                    raise DsagentError(f"the engine did not start: {last}", exit_code=code)
                 if time.monotonic() > deadline_s:
                     raise DsagentError(
                         f"the engine was not ready after {timeout_s:.0f} s", exit_code=FINDINGS

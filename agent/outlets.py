@@ -140,19 +140,18 @@ class Judged:
         return tenant_header.remark(self.slo.tenant_header, target.pid)
 
 
-def make_sinks(
-    options: OutletOptions, target: Target, tell: Callable[[str], None] = lambda _line: None
-) -> list[Sink]:
-    """The sinks asked for, not started; imports only what they need. Raises DsagentError.
-    `tell`: what alerts say, for people."""
-    judged = Judged(options, tell)
-    if (remark := judged.remark(target)) is not None:
-        tell(remark)
+def make_sinks(options: OutletOptions, judged: Judged) -> list[Sink]:
+    """The sinks asked for, not started; imports only what they need. Raises DsagentError (exit 2)
+    for settings that cannot be right: no target is needed to say so."""
     first = [] if judged.sink is None else [judged.sink]
-    sinks = [*first, *make_attached_sinks(options, judged)]
-    for line in clear_links(links(options, judged)):
-        tell(line)
-    return sinks
+    return [*first, *make_attached_sinks(options, judged)]
+
+
+def remarks(options: OutletOptions, judged: Judged, target: Target) -> list[str]:
+    """What people should know of these settings before it begins."""
+    about_tenants = judged.remark(target)
+    told = [] if about_tenants is None else [about_tenants]
+    return told + clear_links(links(options, judged))
 
 
 def links(options: OutletOptions, judged: Judged) -> list[tuple[str, str]]:

@@ -56,6 +56,8 @@ def _generate(folder: Path, as_json: bool) -> int:
 
     try:
         paths = write(folder)
+    except (FileExistsError, NotADirectoryError):
+        _fail(f"{folder}: not a folder", USAGE)
     except OSError as error:
         _fail(f"cannot write {error.filename or folder}: {error.strerror}", FINDINGS)
     if as_json:
@@ -73,8 +75,6 @@ def _check(files: list[Path], metrics: list[str], as_json: bool) -> int:
 
     known = joined([connect(each) for each in metrics]) if metrics else None
     paths = below(files or [GENERATED])
-    if not paths:
-        raise InputError("no .json, .yaml or .yml file there")
     reports = check(paths, known)
     findings = [finding for report in reports for finding in report.findings]
     if as_json:

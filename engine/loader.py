@@ -54,7 +54,10 @@ def _load(name_or_dir: str, device: str | None) -> LoadedModel:
         model = Llama(checkpoint.config, weights)
     except KeyError as error:
         raise ModelNotLoadable(f"{name_or_dir}: {error.args[0]} is missing") from error
-    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+    except OSError as error:
+        reason = f"{error.filename or name_or_dir}: {error.strerror or error}"
+        raise ModelNotLoadable(reason) from error
+    except (ValueError, TypeError, RuntimeError, SafetensorError) as error:
         raise ModelNotLoadable(f"{name_or_dir}: {error}") from error
     return LoadedModel(
         name=Path(name_or_dir).resolve().name if Path(name_or_dir).is_dir() else name_or_dir,
@@ -70,7 +73,7 @@ def open_checkpoint(name_or_dir: str) -> Checkpoint:
         return open_gguf(_smollm2())
     if name_or_dir == "tiny-llama":
         return open_tiny()
-    if Path(name_or_dir).is_dir():
+    if name_or_dir and Path(name_or_dir).is_dir():
         return open_folder(Path(name_or_dir))
     raise ModelNotLoadable(
         f"no model {name_or_dir!r}: it is neither a folder nor smollm2 nor tiny-llama"

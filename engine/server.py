@@ -39,7 +39,7 @@ def serve(
     `announce` gets the URL once requests are answered. The first SIGTERM or
     SIGINT drains (0, or 1 if some requests did not end in time), a second one
     stops at once (128 + its number). What cannot be served ends with 1 and a
-    line on stderr.
+    line on stderr, a model that is none with 2.
     """
     try:
         with _bind(host, port) as listener:
@@ -50,7 +50,7 @@ def serve(
             )
     except (_ServeError, ModelNotLoadable) as error:
         print(f"error: cannot serve {model}: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ModelNotLoadable) else 1
     except KeyboardInterrupt:  # while loading
         return 128 + signal.SIGINT
     finally:

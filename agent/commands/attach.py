@@ -186,11 +186,17 @@ def attach(
     """
     from dsagent.agent import descriptors, settings, terminal
     from dsagent.agent.anomalies.make import make_watch
-    from dsagent.agent.cardinality import MAX_SERIES, estimate
+    from dsagent.agent.expected import expected_lines
     from dsagent.agent.feeds import DISPENSABLE
     from dsagent.agent.listening import ListenOptions, make_guard
     from dsagent.agent.normal_keeper import NormalKeeper
-    from dsagent.agent.outlets import OutletOptions, make_receiver, make_sinks
+    from dsagent.agent.outlets import (
+        Judged,
+        OutletOptions,
+        make_receiver,
+        make_sinks,
+        remarks,
+    )
     from dsagent.agent.overhead import give_way
     from dsagent.agent.server_target import find_target
     from dsagent.agent.session import Session
@@ -210,14 +216,8 @@ def attach(
             "--otlp-receive-grpc": received_grpc_at,
         },
     )
-    descriptors.make_room()
     progress = terminal.Progress()
     rate = None if sample_rate is None else settings.parse_percent(sample_rate, least=0.0)
-    if instrument == "inject":
-        from dsagent.agent.inject.way_in import inject
-
-        inject(pid, progress.say, terminal.agrees if not yes else None)
-    target = find_target(pid, instrument, progress.say)
     options = OutletOptions(
         record=record,
         record_max_bytes=record_max_bytes,
@@ -237,28 +237,35 @@ def attach(
         otlp_receive_grpc=received_grpc_at,
         guard=guard,
     )
+    judged = Judged(options, progress.say)
+    sinks = make_sinks(options, judged)
+    # Whatever is wrong with the settings has been said: now the process, and only now hooks.
+    descriptors.make_room()
+    if instrument == "inject":
+        from dsagent.agent.inject.way_in import inject
+
+        inject(pid, progress.say, terminal.agrees if not yes else None)
+    target = find_target(pid, instrument, progress.say)
+    for line in remarks(options, judged, target):
+        progress.say(line)
 
     def on_attached() -> None:
         give_way()
         for source in session.sources():
             if source.state != "ok":
                 progress.say(f"without {source.name}: {source.reason}")
-        if {"prometheus", "otlp", "remote_write"} & {sink.name for sink in sinks}:
-            expected = estimate(
-                len(target.gpu_uuids), has_slo=slo is not None, has_anomalies=anomalies
-            )
-            progress.say(
-                f"metrics: about {expected} time series, at most {MAX_SERIES}, beyond that ~other"
-            )
-        if "otlp" in {sink.name for sink in sinks}:
-            from dsagent.agent.fleet.measured import expected_line
-
-            progress.say(expected_line())
+        for line in expected_lines(
+            has_metrics=bool({"prometheus", "otlp", "remote_write"} & {s.name for s in sinks}),
+            has_otlp="otlp" in {sink.name for sink in sinks},
+            devices=len(target.gpu_uuids),
+            has_slo=slo is not None,
+            has_anomalies=anomalies,
+        ):
+            progress.say(line)
         progress.say(
             f"attached to {target.comm} (pid {target.pid}), engine {target.engine}; Ctrl-C ends it"
         )
 
-    sinks = make_sinks(options, target, progress.say)
     session = Session(
         target,
         sinks,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dsagent.agent.fleet.s3_options import S3CaFile, S3Endpoint
 from dsagent.agent.settings import named_path, option, seconds
 
 if TYPE_CHECKING:
@@ -60,13 +61,8 @@ def fleet(
     last: Annotated[
         str | None, option(metavar="SPAN", help="sql: only the hours of this span: 24h.")
     ] = None,
-    s3_endpoint: Annotated[
-        str | None, option(metavar="URL", help="sql: of the S3 service, as for roll.")
-    ] = None,
-    s3_ca_file: Annotated[
-        Path | None,
-        option(metavar="FILE", parser=named_path, help="sql: whom to trust there (PEM)."),
-    ] = None,
+    s3_endpoint: S3Endpoint = None,
+    s3_ca_file: S3CaFile = None,
     json: Annotated[bool, option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Size back ends for many pods, measure one, or ask a store.
@@ -87,7 +83,7 @@ def fleet(
     if action != "sql" and store is not None:
         raise DsagentError(f"{action} takes no STORE", exit_code=USAGE)
     if action == "sql":
-        if store is None or question is None:
+        if store is None or question is None or not question.strip():
             raise DsagentError(
                 "sql needs STORE and SQL, such as: dsagent fleet sql /srv/fleet slowest",
                 exit_code=USAGE,
@@ -152,8 +148,7 @@ def _sql(
     from dsagent.agent.procfs import escape
 
     last_ns = None if last is None else parse_duration_ns(last)
-    ca_name = None if ca_file is None else str(ca_file)
-    store = open_store(name, endpoint, ca_name, must_exist=True)
+    store = open_store(name, endpoint, ca_file, must_exist=True)
     answer = ask(store, question, last_ns)
     table = Table(box=None, pad_edge=False)
     for column in answer.columns:

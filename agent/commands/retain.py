@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dsagent.agent.fleet.s3_options import S3CaFile, S3Endpoint
 from dsagent.agent.settings import named_path, option
 
 
@@ -19,18 +20,8 @@ def retain(
     dry_run: Annotated[
         bool, option("--dry-run", help="Say what would go; change nothing.")
     ] = False,
-    s3_endpoint: Annotated[
-        str | None,
-        option(
-            metavar="URL",
-            help="Of the S3 service, such as https://objects.example.com; "
-            "AWS_ENDPOINT_URL says the same.",
-        ),
-    ] = None,
-    s3_ca_file: Annotated[
-        Path | None,
-        option(metavar="FILE", parser=named_path, help="Whom to trust there (PEM)."),
-    ] = None,
+    s3_endpoint: S3Endpoint = None,
+    s3_ca_file: S3CaFile = None,
     json: Annotated[bool, option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Add a store up by hour, and delete what is older than kept.
@@ -53,12 +44,7 @@ def retain(
     rules = load_policy(policy)
     progress = terminal.Progress()
     done = apply(
-        open_store(
-            store,
-            s3_endpoint,
-            None if s3_ca_file is None else str(s3_ca_file),
-            must_exist=True,
-        ),
+        open_store(store, s3_endpoint, s3_ca_file, must_exist=True),
         rules,
         dry_run=dry_run,
         tell=progress.say,

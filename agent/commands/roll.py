@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dsagent.agent.fleet.s3_options import S3CaFile, S3Endpoint
 from dsagent.agent.settings import named_path, option
 
 
@@ -39,18 +40,8 @@ def roll(
             "out as they are.",
         ),
     ] = False,
-    s3_endpoint: Annotated[
-        str | None,
-        option(
-            metavar="URL",
-            help="Of the S3 service, such as https://objects.example.com; "
-            "AWS_ENDPOINT_URL says the same.",
-        ),
-    ] = None,
-    s3_ca_file: Annotated[
-        Path | None,
-        option(metavar="FILE", parser=named_path, help="Whom to trust there (PEM)."),
-    ] = None,
+    s3_endpoint: S3Endpoint = None,
+    s3_ca_file: S3CaFile = None,
     json: Annotated[bool, option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Roll a recording into a store of Parquet partitions by hour.
@@ -82,7 +73,7 @@ def roll(
     progress = terminal.Progress()
     done = roll_recording(
         recording,
-        open_store(store, s3_endpoint, None if s3_ca_file is None else str(s3_ca_file)),
+        open_store(store, s3_endpoint, s3_ca_file),
         name,
         unfinished_hour=unfinished_hour,
         delete_source=delete_source,

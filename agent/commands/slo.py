@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -51,6 +52,7 @@ def slo(
 
     from dsagent.agent import streams, terminal
     from dsagent.agent.errors import FINDINGS, DsagentError
+    from dsagent.agent.files import Unreadable
     from dsagent.agent.procfs import escape
     from dsagent.agent.slo.file import load_slo
     from dsagent.dashboards import rules
@@ -62,7 +64,7 @@ def slo(
     try:
         slo_file = load_slo(file or rules.EXAMPLE)
     except DsagentError as error:
-        if action == "generate":
+        if action == "generate" or isinstance(error, Unreadable):
             raise
         errors.append(str(error))
     else:
@@ -71,11 +73,7 @@ def slo(
         texts = rules.files(slo_file)
     note = ""
     if action == "generate":
-        folder = out or Path()
-        try:
-            paths = rules.write(texts, folder)
-        except OSError as error:
-            raise DsagentError(f"cannot write {error.filename}: {error.strerror}") from error
+        paths = _write(texts, out or Path())
     elif texts:
         if out is not None:
             errors += rules.differences(texts, out)
@@ -92,3 +90,15 @@ def slo(
     else:
         streams.put(f"{escape(str(file or rules.EXAMPLE))}: good{note}\n")
     return FINDINGS if errors else 0
+
+
+def _write(texts: Mapping[str, str], folder: Path) -> list[Path]:
+    from dsagent.agent.errors import USAGE, DsagentError
+    from dsagent.dashboards import rules
+
+    try:
+        return rules.write(texts, folder)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise DsagentError(f"--out {folder}: not a folder", exit_code=USAGE) from error
+    except OSError as error:
+        raise DsagentError(f"cannot write {error.filename}: {error.strerror}") from error

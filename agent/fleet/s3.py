@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from dsagent.agent import streams
 from dsagent.agent.clear_links import clear_links
 from dsagent.agent.errors import USAGE, DsagentError
+from dsagent.agent.files import read_named
 from dsagent.agent.fleet.store import (
     CHUNK_BYTES,
     MAX_READ_BYTES,
@@ -38,13 +39,15 @@ _CA_VARIABLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE")
 
 
 class S3Store:
-    def __init__(self, url: str, endpoint: str | None, ca_file: str | None) -> None:
+    def __init__(self, url: str, endpoint: str | None, ca_file: Path | None) -> None:
         import pyarrow.fs as pafs
 
         bucket, _, prefix = url.removeprefix("s3://").partition("/")
         if not bucket or "?" in url or "@" in url or ".." in url.split("/"):
             raise DsagentError(f"{shown(url)!r} is not s3://bucket/prefix", exit_code=USAGE)
         self._root = "/".join([bucket, *filter(None, prefix.split("/"))])
+        if ca_file is not None and b"BEGIN CERTIFICATE" not in read_named(ca_file):
+            raise DsagentError(f"{ca_file}: no certificate in it (PEM)", exit_code=USAGE)
         scheme, address = _endpoint(endpoint or _first(_ENDPOINT_VARIABLES))
         # Amazon's newer checksums travel in trailers that other services store as data, or refuse;
         # what has been written is read back anyway.
@@ -58,7 +61,7 @@ class S3Store:
                 connect_timeout=CONNECT_S,
                 request_timeout=REQUEST_S,
                 retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=TRIES),
-                tls_ca_file_path=ca_file or _first(_CA_VARIABLES),
+                tls_ca_file_path=_first(_CA_VARIABLES) if ca_file is None else str(ca_file),
                 background_writes=False,
             )
         except (OSError, ValueError) as error:

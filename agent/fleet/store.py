@@ -66,7 +66,7 @@ class Store(Protocol):
 def open_store(
     name: str,
     endpoint: str | None = None,
-    ca_file: str | None = None,
+    ca_file: Path | None = None,
     *,
     must_exist: bool = False,
 ) -> Store:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsagent.agent.errors import DsagentError
+from dsagent.agent.errors import USAGE, DsagentError
 from dsagent.agent.facts import Target
 from dsagent.agent.sinks import rows, schema
 from dsagent.agent.sinks.base import Explained, SinkStatus
@@ -68,9 +68,13 @@ class RecordingSink:
             str(self._directory).encode()
             self._open_folder()
         except UnicodeEncodeError as error:  # Parquet's writer takes no other names
-            raise DsagentError(f"{refused}: its name is not UTF-8; choose another") from error
+            raise DsagentError(
+                f"{refused}: its name is not UTF-8; choose another", exit_code=USAGE
+            ) from error
         except FileExistsError as error:
-            raise DsagentError(f"{refused}: it is not a folder; choose another name") from error
+            raise DsagentError(
+                f"{refused}: it is not a folder; choose another name", exit_code=USAGE
+            ) from error
         except OSError as error:
             self._unlock()
             raise DsagentError(f"{refused}: {error.strerror}") from error
@@ -114,14 +118,16 @@ class RecordingSink:
         except BlockingIOError:
             self._unlock()
             raise DsagentError(
-                f"{self._directory}: another agent is recording there; choose another folder"
+                f"{self._directory}: another agent is recording there; choose another folder",
+                exit_code=USAGE,
             ) from None
         if (self._directory / "meta.json").exists():
             self._meta = read_meta(self._directory)
         elif any(path.suffix != PART_SUFFIX for path in self._directory.iterdir()):
             self._unlock()
             raise DsagentError(
-                f"{self._directory}: not empty and not a recording; choose another folder"
+                f"{self._directory}: not empty and not a recording; choose another folder",
+                exit_code=USAGE,
             )
         else:
             self._meta = new_meta()

@@ -25,13 +25,17 @@ def load(path: Path) -> Any:
 
 
 def below(paths: list[Path]) -> list[Path]:
-    """The files named, and those in the folders named."""
+    """The files named, and those in the folders named; InputError where there is nothing."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
             found += sorted(each for each in path.rglob("*") if each.suffix in ENDINGS)
-        else:
+        elif path.exists():
             found.append(path)
+        else:
+            raise InputError(f"{path}: there is no such file")
+    if not found:
+        raise InputError(f"{', '.join(map(str, paths))}: no .json, .yaml or .yml file there")
     return found
 
 

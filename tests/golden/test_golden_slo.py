@@ -85,7 +85,7 @@ def test_shorter_windows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "code"), [(["check", "none.yaml"], 1), (["generate", "none.yaml"], 2), (["x"], 2)]
+    ("argv", "code"), [(["check", "none.yaml"], 2), (["generate", "none.yaml"], 2), (["x"], 2)]
 )
 def test_no_file_no_action(argv: list[str], code: int, tmp_path: Path) -> None:
     ran = slo(*argv, cwd=tmp_path)

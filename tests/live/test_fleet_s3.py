@@ -167,7 +167,7 @@ def test_a_large_file_goes_up_in_parts_and_comes_back_the_same(
 ) -> None:
     for name, value in server.environ.items():
         monkeypatch.setenv(name, value)
-    store = open_store(STORE, None, str(certificates.ca))
+    store = open_store(STORE, None, certificates.ca)
     assert isinstance(store, S3Store)
     large = tmp_path / "large"
     large.write_bytes(os.urandom(25 << 20))

@@ -12,7 +12,7 @@ import pytest
 from kernel_lab import require_kernel_source
 from shell_lab import PATIENCE_S, Engine
 
-from dsagent.agent.outlets import OutletOptions, make_receiver, make_sinks
+from dsagent.agent.outlets import Judged, OutletOptions, make_receiver, make_sinks
 from dsagent.agent.session import Session
 from dsagent.agent.target import resolve
 
@@ -45,7 +45,7 @@ def attach_once(engine: Engine, options: OutletOptions, request_id: str) -> None
     attached = threading.Event()
     session = Session(
         target,
-        make_sinks(options, target),
+        make_sinks(options, Judged(options, lambda _line: None)),
         receiver=make_receiver(options),
         tier="full",
         on_attached=attached.set,

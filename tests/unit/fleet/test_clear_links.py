@@ -10,7 +10,7 @@ from made import TARGET
 from dsagent.agent.clear_links import clear_links
 from dsagent.agent.errors import DsagentError
 from dsagent.agent.fleet.store import open_store
-from dsagent.agent.outlets import OutletOptions, make_sinks
+from dsagent.agent.outlets import Judged, OutletOptions, remarks
 
 
 def test_once_a_host() -> None:
@@ -26,13 +26,12 @@ def test_once_a_host() -> None:
 def test_of_all_that_the_agent_sends_to(tmp_path: Path) -> None:
     slo = tmp_path / "slo.yaml"
     slo.write_text("slo: [{model: '*', ttft_ms: 1}]\nwebhook: http://hook.example.com/x\n")
-    said: list[str] = []
     options = OutletOptions(
         otlp_endpoint="http://collector.example.com:4318",
         remote_write="http://prometheus.example.com/api/v1/write",
         slo=slo,
     )
-    make_sinks(options, TARGET, said.append)
+    said = remarks(options, Judged(options, lambda _line: None), TARGET)
     assert [line.split()[0] for line in said if "without TLS" in line] == [
         "collector.example.com",
         "hook.example.com",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made import TARGET, account, batch
+from made import account, batch
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from dsagent.agent.errors import DsagentError
-from dsagent.agent.outlets import OutletOptions, make_sinks
+from dsagent.agent.outlets import Judged, OutletOptions, make_sinks
 from dsagent.agent.settings import parse_percent
 from dsagent.agent.sinks.otlp import OtlpSink
 
@@ -23,7 +23,8 @@ slo:
 def exported(options: OutletOptions) -> dict[int, str]:
     """Trace ids of the requests whose spans wait to be posted, and why they are kept. Half of the
     callers say no; TTFT is 300 ms."""
-    sink = next(sink for sink in make_sinks(options, TARGET) if isinstance(sink, OtlpSink))
+    made = make_sinks(options, Judged(options, lambda _line: None))
+    sink = next(sink for sink in made if isinstance(sink, OtlpSink))
     for number in range(200):
         sampled = False if number % 2 else None
         sink.take(batch(accounts=(account(f"r{number}", sampled=sampled, step_ids=()),)))

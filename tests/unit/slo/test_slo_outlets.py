@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from made import TARGET, S, batch
+from made import S, batch
 from slo_watch import SEES, Watch, request
 
-from dsagent.agent.outlets import OutletOptions, make_sinks
+from dsagent.agent.outlets import Judged, OutletOptions, make_sinks
 from dsagent.agent.series import Store
 from dsagent.agent.sinks.openmetrics import render
 from dsagent.agent.sinks.prometheus import PrometheusSink
@@ -31,7 +31,8 @@ FILE = "slo: [{model: '*', ttft_ms: 500, by: [tenant]}]\n"
 def test_alerts_are_told_to_people(tmp_path: Path) -> None:
     (tmp_path / "slo.yaml").write_text(FILE)
     said: list[str] = []
-    (sink,) = make_sinks(OutletOptions(slo=tmp_path / "slo.yaml"), TARGET, said.append)
+    options = OutletOptions(slo=tmp_path / "slo.yaml")
+    (sink,) = make_sinks(options, Judged(options, said.append))
     assert sink.name == "slo"
     for second in range(60):
         bad = request(bad=second > 20)
@@ -88,7 +89,7 @@ def test_rules_find_what_a_scrape_shows(tmp_path: Path) -> None:
         "cache: [{preset: bypass}]\n"
     )
     options = OutletOptions(slo=tmp_path / "slo.yaml", prometheus="127.0.0.1:0")
-    slo, prometheus = make_sinks(options, TARGET)
+    slo, prometheus = make_sinks(options, Judged(options, lambda _line: None))
     assert isinstance(prometheus, PrometheusSink)
     for second in range(30):
         made = request(bad=second > 10, tenant="acme", prompt_tokens=64)
