@@ -6,8 +6,7 @@ tries again. It ends only when told to.
 
 from __future__ import annotations
 
-import ctypes
-import gc
+import os
 import selectors
 import time
 from collections.abc import Callable, Mapping
@@ -32,6 +31,7 @@ from dsagent.agent.sidecar.memory import Pressure, Usage, usage
 from dsagent.agent.sidecar.options import SidecarOptions, needing_restart
 from dsagent.agent.sidecar.own_metrics import Figures, families
 from dsagent.agent.sidecar.reader import SettingsReader
+from dsagent.agent.sidecar.weight import weight
 from dsagent.agent.waker import Waker
 
 LOOK_NS = SECOND_NS
@@ -183,6 +183,8 @@ class Sidecar:
         self._log.as_json = new.as_json
         self._engines.set(new)
 
+        for what, line in weight(new, os.environ).items():
+            self._log.say("sidecar.sends", line, about=what)
     def _open_control(self, selector: selectors.BaseSelector, now_ns: int) -> None:
         if self._control is not None or not self._control_due.due(now_ns):
             return

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -52,6 +52,13 @@ def one_server_at_a_time() -> Iterator[None]:
             _held.pop().close()
         return
     yield
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
 
 
 def site_packages(environment: Path) -> Path:
@@ -105,14 +112,23 @@ def wheel_of_dsagent(folder: Path) -> Path:
 class Server:
     """A `vllm serve` in a process group of its own."""
 
-    def __init__(self, overlay: Path, model: str, folder: Path, *flags: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+    def __init__(
+        self,
+        overlay: Path,
+        model: str,
+        folder: Path,
+        *flags: str,
+        port: int | None = None,
+        under: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """`port`: a free one without it. `under`: a command that starts it."""
+        self.port = free_port() if port is None else port
         self.log = folder / "vllm.log"
         self._output: IO[bytes] = self.log.open("wb")
         self.process = subprocess.Popen(
             [
+                *under,
                 *(str(overlay / "bin" / "vllm"), "serve", str(MODELS / model)),
                 *("--host", "127.0.0.1", "--port", str(self.port)),
                 *("--served-model-name", SERVED_AS, "--enforce-eager"),
@@ -125,7 +141,7 @@ class Server:
             # against another (autogroups), and one was seen to leave a hog of ours without its CPU.
             process_group=0,
             cwd=folder,
-            env={**os.environ, **ENVIRONMENT},
+            env={**os.environ, **ENVIRONMENT, **(env or {})},
         )
 
     @property
