@@ -20,7 +20,7 @@ ATTACH = f"attach {PID} "
 NO_URL = "is not a URL such as"
 
 WRONG = [
-    *((f"{each} --model nosuch", "no model 'nosuch'") for each in ("serve", "demo")),
+    ("demo --model nosuch", "no model 'nosuch': it is neither a folder nor smollm2 nor tiny-llama"),
     ("serve --model {dir}", "{dir}/config.json: No such file or directory"),
     ("serve --model tiny-llama --port 99999", "--port"),
     ("demo --duration 0", "--duration"),

@@ -119,7 +119,7 @@ def test_a_kv_cache_that_does_not_fit() -> None:
 
 def test_a_model_that_is_not_there() -> None:
     ended = serve("--model", "no-such-model", "--port", "0")
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert "no-such-model" in ended.stderr
     assert ended.stderr.count("\n") == 1
 
