@@ -14,12 +14,14 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from dsagent.agent.account import Account
 from dsagent.agent.attribute import RequestView, attribute, last_output_ns
 from dsagent.agent.fact_store import FactStore
 from dsagent.agent.facts import Facts, Readings, View
 from dsagent.agent.join import Joiner, Watched, gang_shares
-from dsagent.agent.model import CleanStepModel, shape
+from dsagent.agent.model import CleanStepModel, Shape, shape
 from dsagent.agent.norms import Norms
 from dsagent.agent.pieces import Piece, cut
 from dsagent.agent.recent import Recent
@@ -168,11 +170,7 @@ class Accountant:
         for step in readings.steps:
             self._add_step(step)
         if len(readings.facts):
-            facts = readings.facts
-            facts = facts[(facts["start_ns"] <= facts["end_ns"]) & (facts["ns"] >= 0)]
-            self.given_up += len(readings.facts) - len(facts)
-            self._fresh.append(facts)
-            self._facts.add(facts)
+            self._add_facts(readings.facts)
         if readings.facts_complete_ns is not None:
             self._facts_complete_ns = readings.facts_complete_ns
         for number, name in readings.names.items():
@@ -228,6 +226,14 @@ class Accountant:
         while len(self._requests) > MOST_NAMES:
             self._requests.popitem(last=False)
 
+    def _add_facts(self, facts: Facts) -> None:
+        can_be = (facts["start_ns"] <= facts["end_ns"]) & (facts["ns"] >= 0)
+        if not can_be.all():
+            self.given_up += int(np.count_nonzero(~can_be))
+            facts = facts[can_be]
+        self._fresh.append(facts)
+        self._facts.add(facts)
+
     def _add_rank_step(self, rank_step: RankStep) -> None:
         """A rank tells before the scheduler does: it has finished first."""
         key = rank_step.engine_id, rank_step.step_id
@@ -277,8 +283,10 @@ class Accountant:
         joiner = Joiner(facts, _watched(ready[-1].step, engine))
         for piece in ready:
             joined = joiner.join(piece)
-            self._learn(engine, joined, joiner)
-            engine.pieces.append(joiner.priced(joined, engine.model.price(piece.step.shares)))
+            whole = shape(piece.step.shares)
+            self._learn(engine, joined, whole, joiner)
+            price = engine.model.price(piece.step.shares, whole)
+            engine.pieces.append(joiner.priced(joined, price))
             engine.ends.append(joined.end_ns)
             self._shares_held += 1 + len(joined.shares)
         self._find_gang(engine)
@@ -289,15 +297,15 @@ class Accountant:
             engine.gang = _gang(engine.gang_seen.values()) - self._front_ends
             engine.is_gang_new = False
 
-    def _learn(self, engine: _Engine, piece: Piece, joiner: Joiner) -> None:
-        """A clean step teaches the model, and who is in the gang. One beside which somebody else
-        was busy is none, unless they nearly all are so."""
+    def _learn(self, engine: _Engine, piece: Piece, whole: Shape, joiner: Joiner) -> None:
+        """A clean step, of the shape `whole`, teaches the model, and who is in the gang. One beside
+        which somebody else was busy is none, unless they nearly all are so."""
         step = piece.step
         forward = [section for section in piece.sections if section.kind == "forward"]
-        forward_ns = sum(section.ns for section in forward)
+        forward_ns = sum([section.ns for section in forward])
         if forward_ns <= 0 or step.start_ns < self.attached_ns:
             return  # what delayed it before we came, nobody has seen
-        delayed_ns = sum(section.delayed_ns for section in forward)
+        delayed_ns = sum([section.delayed_ns for section in forward])
         clean = engine.is_clean(delayed_ns / forward_ns)
         ran = engine.gang_seen.pop(step.step_id, None)
         if ran is not None and (clean or not engine.gang):
@@ -313,7 +321,7 @@ class Accountant:
             return
         engine.crowded.append(joiner.is_crowded(piece))
         if not engine.crowded[-1] or engine.is_always_crowded:
-            engine.model.observe(shape(step.shares), forward_ns - delayed_ns)
+            engine.model.observe(whole, forward_ns - delayed_ns)
 
     def _facts_reach(self, moment_ns: int, now_ns: int) -> bool:
         complete_ns = self._facts_complete_ns

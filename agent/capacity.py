@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from dsagent.agent.pieces import Blame, split
 
@@ -20,19 +20,12 @@ def occupied(foreign: Foreign, start_ns: int, end_ns: int) -> dict[int, float]:
     return by_pid
 
 
-def blame_by_capacity(
-    foreign: Foreign, start_ns: int, end_ns: int, ns: int, own_pid: int
-) -> tuple[Blame, ...]:
-    """Who took the CPU for `ns` of [start_ns, end_ns): the tasks outside the target that occupied
-    the CPUs it may use, in proportion. Who came next on that CPU says little: it is often the
+def blame_by_capacity(by_pid: Mapping[int, float], ns: int, own_pid: int) -> tuple[Blame, ...]:
+    """Who took the CPU for `ns` of a time in which the tasks outside the target `occupied` the CPUs
+    it may use: they, in proportion. Who came next on that CPU says little: it is often the
     target's own other thread. What they did not occupy, the target's own threads did."""
-    by_pid = occupied(foreign, start_ns, end_ns)
     occupied_ns = sum(by_pid.values())
     if ns > occupied_ns:
-        by_pid[own_pid] = by_pid.get(own_pid, 0.0) + ns - occupied_ns
-    pids = list(by_pid)
-    return tuple(
-        Blame(pid, 0, share)
-        for pid, share in zip(pids, split(ns, [by_pid[pid] for pid in pids]), strict=True)
-        if share
-    )
+        by_pid = {**by_pid, own_pid: by_pid.get(own_pid, 0.0) + ns - occupied_ns}
+    sizes = zip(by_pid, split(ns, list(by_pid.values())), strict=True)
+    return tuple([Blame(pid, 0, share) for pid, share in sizes if share])

@@ -30,8 +30,8 @@ class FactIndex:
         return len(self.facts)
 
     def overlapping(self, start_ns: int, end_ns: int) -> Facts:
-        low = int(np.searchsorted(self._ends, start_ns, "right"))
-        high = int(np.searchsorted(self._least_start, end_ns, "left"))
+        low = int(self._ends.searchsorted(start_ns, "right"))
+        high = int(self._least_start.searchsorted(end_ns, "left"))
         near = self.facts[low : max(low, high)]
         return near[near["start_ns"] < end_ns]
 
@@ -41,9 +41,10 @@ class FactRows:
     by their end: where many small intervals are asked for, numpy's overhead would be most of it."""
 
     def __init__(self, facts: Facts, columns: Sequence[str]) -> None:
-        self._rows: list[tuple[int, ...]] = facts[["start_ns", "end_ns", *columns]][
-            np.argsort(facts["end_ns"], kind="stable")
-        ].tolist()
+        order = np.argsort(facts["end_ns"], kind="stable")
+        self._rows: list[tuple[int, ...]] = (
+            facts[["start_ns", "end_ns", *columns]][order].tolist() if len(facts) else []
+        )
         self._ends = [row[1] for row in self._rows]
         least = itertools.accumulate((row[0] for row in reversed(self._rows)), min)
         self._least_start = list(least)[::-1]

@@ -7,7 +7,7 @@ time line by one fixed precedence, each nanosecond once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -138,6 +138,7 @@ class Joiner:
         self._mine = facts[_among(facts["tid"], watched_tids)]
         exact = (self._mine["exact"] == 1) & _IS_RANKED[self._mine["kind"]]
         self._exact = FactRows(self._mine[exact], _COLUMNS)
+        self._busy_in: dict[tuple[int, int], tuple[dict[int, float], int]] = {}
 
     # Most sections need none of these: they are made when one does.
     @cached_property
@@ -156,12 +157,11 @@ class Joiner:
     def join(self, piece: Piece) -> Piece:
         """`piece` with all that the kernel measured in its sections."""
         near = self._near(piece.start_ns, piece.end_ns)
-        step_id = piece.step.step_id
-        if not near and step_id not in self._summed:
+        sums = self._summed.get(piece.step.step_id, ())
+        if not near and not sums:
             return piece
         rank_pid = None if piece.rank is None else piece.rank.pid
-        sections = (self._lay(s, near, step_id, rank_pid) for s in piece.sections)
-        return replace(piece, sections=tuple(sections))
+        return piece.laid([self._lay(s, near, sums, rank_pid) for s in piece.sections])
 
     def priced(self, piece: Piece, price: Price) -> Piece:
         """`piece` with its price. Once the model is fitted, no more is charged in forward than it
@@ -172,12 +172,16 @@ class Joiner:
         sections = piece.sections
         if price.whole_ns is not None and price.fitted:
             sections = tuple(
-                self._slowed(_bounded(section, section.delays, section.ns - price.whole_ns), price)
-                if section.kind == "forward"
-                else section
-                for section in sections
+                [
+                    self._slowed(
+                        _bounded(section, section.delays, section.ns - price.whole_ns), price
+                    )
+                    if section.kind == "forward"
+                    else section
+                    for section in sections
+                ]
             )
-        return replace(piece, sections=sections, price=price, alike=alike(sections, piece.rank))
+        return piece.laid(sections, price, alike(sections, piece.rank))
 
     def _slowed(self, section: Section, price: Price) -> Section:
         excess_ns = section.ns - section.delayed_ns - price.most_ns
@@ -190,17 +194,26 @@ class Joiner:
         sizes = split(ns, list(busy.values()))
         blames = tuple(Blame(pid, 0, size) for pid, size in zip(busy, sizes, strict=True) if size)
         slowed = Delay("cpu.slowed", ns, facts, blames)
-        return replace(section, delays=(*section.delays, slowed))
+        return section._replace(delays=(*section.delays, slowed))
 
     def _beside(self, section: Section) -> tuple[dict[int, float], float, int]:
         """Who ran on the target's CPUs, for how long all in all without taking one away, and by
         how many facts."""
-        foreign = self._foreign.overlapping(section.start_ns, section.end_ns)
-        if not foreign:
+        busy, facts = self._busy(section)
+        if not facts:
             return {}, 0.0, 0
-        busy = occupied(foreign, section.start_ns, section.end_ns)
-        queued_ns = sum(d.ns for d in section.delays if d.cause == "cpu.runqueue")
-        return busy, sum(busy.values()) - queued_ns, len(foreign)
+        queued_ns = sum([d.ns for d in section.delays if d.cause == "cpu.runqueue"])
+        return busy, sum(busy.values()) - queued_ns, facts
+
+    def _busy(self, section: Section) -> tuple[dict[int, float], int]:
+        """pid → nanoseconds that strangers ran on the target's CPUs, by how many facts. The same
+        section is asked for when it is laid out, judged and priced."""
+        found = self._busy_in.get((section.start_ns, section.end_ns))
+        if found is None:
+            foreign = self._foreign.overlapping(section.start_ns, section.end_ns)
+            found = occupied(foreign, section.start_ns, section.end_ns), len(foreign)
+            self._busy_in[section.start_ns, section.end_ns] = found
+        return found
 
     def is_crowded(self, piece: Piece) -> bool:
         """Whether somebody else was so busy beside the forward pass that it may have been slower
@@ -222,12 +235,15 @@ class Joiner:
         self,
         section: Section,
         near: list[_Near],
-        step_id: int | None,
+        sums: Sequence[_Sum] | None,
         rank_pid: int | None,
     ) -> Section:
-        """`rank_pid`: the process of the rank that executed; None where the loop did so itself."""
-        if not near and section.kind != "forward":
-            return section
+        """`sums`: of the step; None for a section that was cut. `rank_pid`: the process of the rank
+        that executed; None where the loop did so itself."""
+        if not near:
+            if section.kind != "forward" or not sums:
+                return section
+            return self._blamed(section, [*_summed(sums, rank_pid)])
         executing = section.kind in EXECUTING
         gang = self._watched.gang
         alone = {self._watched.loop_tid}
@@ -248,9 +264,16 @@ class Joiner:
             and not (executing and kind == Kind.OFF_FUTEX and culprit_tid in gang)
         ]
         delays = lay(intervals, section.start_ns, section.end_ns) if intervals else []
-        if section.kind == "forward" and step_id is not None:
-            delays = _merge([*delays, *_summed(self._summed.get(step_id, ()), rank_pid)])
-        delays = [self._with_capacity(delay, section) for delay in delays]
+        if section.kind == "forward" and sums is not None:
+            delays = _merge([*delays, *_summed(sums, rank_pid)])
+        return self._blamed(section, delays)
+
+    def _blamed(self, section: Section, delays: Sequence[Delay]) -> Section:
+        """With whom to blame for the CPU that was taken."""
+        delays = [
+            self._with_capacity(delay, section) if delay.cause == "cpu.runqueue" else delay
+            for delay in delays
+        ]
         return _bounded(section, delays, section.ns)
 
     def _holder(
@@ -292,17 +315,13 @@ class Joiner:
         return end_ns, 0, 0
 
     def _with_capacity(self, delay: Delay, section: Section) -> Delay:
-        if delay.cause != "cpu.runqueue":
-            return delay
-        foreign = self._foreign.overlapping(section.start_ns, section.end_ns)
-        blames = blame_by_capacity(
-            foreign, section.start_ns, section.end_ns, delay.ns, self._watched.pid
-        )
+        blames = blame_by_capacity(self._busy(section)[0], delay.ns, self._watched.pid)
         return Delay(delay.cause, delay.ns, delay.facts, blames)
 
 
 _RANK = {int(kind): rank for rank, (kind, _) in enumerate(PRECEDENCE)}
 _IS_RANKED = np.isin(np.arange(256), list(_RANK))  # by kind
+_SUMMED_CAUSE = {int(kind): cause for kind, cause in SUMMED_CAUSES.items()}
 _IS_SUMMED = np.isin(np.arange(256), list(SUMMED_CAUSES))
 _FEW = 4
 _COLUMNS = ["kind", "pid", "tid", "culprit_pid", "culprit_tid"]
@@ -330,17 +349,19 @@ def _sums(facts: Facts) -> dict[int, list[_Sum]]:
 def _summed(sums: Sequence[_Sum], rank_pid: int | None) -> Iterator[Delay]:
     """Per cause the most that one thread lost in the step (a lower bound of the union over the
     threads); where a rank executed, only of its threads."""
-    losses: dict[int, dict[int, int]] = {}
+    losses: dict[tuple[int, int], int] = {}
     counts: dict[int, int] = {}
     for kind, pid, tid, ns, count in sums:
-        if rank_pid in (None, pid):
-            by_thread = losses.setdefault(kind, {})
-            by_thread[tid] = by_thread.get(tid, 0) + ns
+        if rank_pid is None or pid == rank_pid:
+            losses[kind, tid] = losses.get((kind, tid), 0) + ns
             counts[kind] = counts.get(kind, 0) + count
-    for kind, by_thread in losses.items():
-        ns = max(by_thread.values())
-        if ns > 0:
-            yield Delay(SUMMED_CAUSES[Kind(kind)], ns, counts[kind])
+    most: dict[int, int] = {}
+    for (kind, _), ns in losses.items():
+        if ns > most.get(kind, 0):
+            most[kind] = ns
+    for kind, count in counts.items():
+        if kind in most:
+            yield Delay(_SUMMED_CAUSE[kind], most[kind], count)
 
 
 def no_more_than(part: Section, whole: Section) -> Section:
@@ -351,17 +372,17 @@ def no_more_than(part: Section, whole: Section) -> Section:
         ns = min(delay.ns, most.get(delay.cause, 0))
         if ns:
             delays.append(Delay(delay.cause, ns, delay.facts, _scaled(delay.blames, ns)))
-    return replace(part, delays=tuple(delays))
+    return part._replace(delays=tuple(delays))
 
 
 def _bounded(section: Section, delays: Sequence[Delay], most_ns: int) -> Section:
     """All but stops shrink, in proportion, until all fit into `most_ns`."""
     if not delays:
-        return section if not section.delays else replace(section, delays=())
+        return section if not section.delays else section._replace(delays=())
     hard = [delay for delay in delays if delay.cause == "process.stopped"]
-    soft = [delay for delay in delays if delay.cause != "process.stopped"]
-    room_ns = max(0, most_ns - sum(delay.ns for delay in hard))
-    if sum(delay.ns for delay in soft) > room_ns:
+    soft = [delay for delay in delays if delay.cause != "process.stopped"] if hard else delays
+    room_ns = max(0, most_ns - sum([delay.ns for delay in hard]))
+    if sum([delay.ns for delay in soft]) > room_ns:
         sizes = split(room_ns, [delay.ns for delay in soft])
         soft = [
             Delay(delay.cause, ns, delay.facts, _scaled(delay.blames, ns))
@@ -392,10 +413,11 @@ def gang_shares(facts: Facts, pieces: Mapping[int, Piece]) -> dict[int, dict[int
     """step_id → tid → share of the step's forward time that the thread ran; where ranks execute,
     only of the slowest one's threads."""
     ran = facts[facts["kind"] == Kind.ONCPU]
-    ran = ran[np.isin(ran["step_id"], np.fromiter(pieces, np.uint64))]
     shares: dict[int, dict[int, float]] = {}
     for step_id, pid, tid, ns in ran[["step_id", "pid", "tid", "ns"]].tolist():
-        piece = pieces[step_id]
+        piece = pieces.get(step_id)
+        if piece is None:
+            continue
         rank = piece.rank
         forward_ns = piece.step.forward_ns if rank is None else rank.end_ns - rank.start_ns
         if forward_ns > 0 and (rank is None or pid == rank.pid):

@@ -14,8 +14,8 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from operator import mul
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +35,7 @@ Vector = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """What a forward pass has to do."""
 
     tokens: int  # prefill tokens and decodes together
@@ -47,21 +46,19 @@ class Shape:
 
 def shape(shares: Sequence[Share]) -> Shape:
     tokens = prefill_context = decode_context = 0
-    for share in shares:
-        tokens += share.scheduled_tokens
-        if share.phase is Phase.PREFILL:
-            middle = share.context_tokens + share.scheduled_tokens // 2
-            prefill_context += share.scheduled_tokens * middle
+    for _, phase, scheduled, _, context, _, _ in shares:
+        tokens += scheduled
+        if phase is Phase.PREFILL:
+            prefill_context += scheduled * (context + scheduled // 2)
         else:
-            decode_context += share.context_tokens
+            decode_context += context
     return Shape(tokens, prefill_context, decode_context, len(shares))
 
 
 _NOTHING = Shape(0, 0, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
+class Price(NamedTuple):
     """What the model says of one step, and what the step held: computed once, though every
     request in the batch asks for it."""
 
@@ -205,9 +202,11 @@ class CleanStepModel:
         """False where a prediction would be a guess: steps of about this size are wanting."""
         return len(self._rows.get(_segment(item.tokens), ())) >= ENOUGH_IN_SEGMENT
 
-    def price(self, shares: Sequence[Share]) -> Price:
-        """Of a step with these shares. `fitted` only from 200 clean steps on."""
-        whole = shape(shares)
+    def price(self, shares: Sequence[Share], whole: Shape | None = None) -> Price:
+        """Of a step with these shares, of the shape `whole` where that is known already. `fitted`
+        only from 200 clean steps on."""
+        if whole is None:
+            whole = shape(shares)
         alike = {share.phase for share in shares}
         if len(alike) > 1:
             decodes = shape([share for share in shares if share.phase is Phase.DECODE])

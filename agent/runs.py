@@ -45,30 +45,18 @@ class Split:
 
 def split_forward(pieces: Sequence[Piece], shares: Sequence[Share], model: CleanStepModel) -> Split:
     """Of each piece, which has its price, and the request's share of it."""
-    rows = []
-    bands = []
-    for piece, share in zip(pieces, shares, strict=True):
-        price, alike = piece.price, piece.alike
-        assert price is not None and alike is not None
-        rows.append(
-            (
-                alike.forward_ns,
-                -1 if price.whole_ns is None else price.whole_ns,
-                price.decodes_ns,
-                price.prefills_ns,
-                price.decode_tokens,
-                price.prefill_tokens,
-                price.fitted,
-                share.phase,
-                share.scheduled_tokens,
-                share.context_tokens,
-            )
-        )
-        bands.append(price.band_ratio)
-    columns = np.array(rows, np.int64).T
-    forward_ns, whole_ns, decode_ns, prefill_ns, decodes, prefills, fitted = columns[:7]
-    phase, tokens, context = columns[7:]
-    decoding = phase == Phase.DECODE
+    prices = [piece.price for piece in pieces if piece.price is not None]
+    forward_ns = _whole([piece.alike.forward_ns for piece in pieces if piece.alike is not None])
+    whole_ns = _whole([-1 if price.whole_ns is None else price.whole_ns for price in prices])
+    decode_ns = _whole([price.decodes_ns for price in prices])
+    prefill_ns = _whole([price.prefills_ns for price in prices])
+    decodes = _whole([price.decode_tokens for price in prices])
+    prefills = _whole([price.prefill_tokens for price in prices])
+    fitted = np.array([price.fitted for price in prices])
+    bands = np.array([price.band_ratio for price in prices])
+    decoding = np.array([share.phase is Phase.DECODE for share in shares])
+    tokens = _whole([share.scheduled_tokens for share in shares])
+    context = _whole([share.context_tokens for share in shares])
     other_decodes = decodes - np.where(decoding, tokens, 0)
     other_prefill = prefills - np.where(decoding, 0, tokens)
     middle = tokens * (context + tokens // 2)
@@ -88,7 +76,7 @@ def split_forward(pieces: Sequence[Piece], shares: Sequence[Share], model: Clean
         np.where(other_prefill != 0, by_prefill, 0),
     )
     weights = np.where(predicted, priced, (tokens, other_decodes, other_prefill))
-    limit_ns = np.rint(weights.sum(axis=0) * (1 + np.array(bands))).astype(np.int64)
+    limit_ns = np.rint(weights.sum(axis=0) * (1 + bands)).astype(np.int64)
     spent_ns = np.where(predicted, np.minimum(forward_ns, limit_ns), forward_ns)
     own_ns, decodes_ns, prefills_ns = split_each(spent_ns, weights)
     return Split(
@@ -99,9 +87,13 @@ def split_forward(pieces: Sequence[Piece], shares: Sequence[Share], model: Clean
         other_decodes,
         other_prefill,
         decoding,
-        predicted & (fitted != 0),
+        predicted & fitted,
         bool(weights.max(initial=0) < MOST_WEIGHT),
     )
+
+
+def _whole(numbers: Sequence[int]) -> Whole:
+    return np.array(numbers, np.int64)
 
 
 def split_each(totals: Whole, weights: Whole) -> Whole:
@@ -137,8 +129,14 @@ class Runs:
         `held_ns`; no run reaches beyond `cut_ns`."""
         self._pieces = pieces
         self._cut_ns = cut_ns
-        chosen = [i for i in own if self._is_plain(pieces[i], key, held_ns, stall_ns)]
-        self._shares = [pieces[i].shares[key] for i in chosen]
+        chosen = []
+        self._shares = []
+        for i in own:
+            piece = pieces[i]
+            share = piece.shares[key]
+            if self._is_plain(piece, share, held_ns, stall_ns):
+                chosen.append(i)
+                self._shares.append(share)
         self._rows = {index: row for row, index in enumerate(chosen)}
         self._split: Split | None = None
         if chosen:
@@ -148,8 +146,8 @@ class Runs:
             else:
                 self._rows = {}
 
-    def _is_plain(self, piece: Piece, key: int, held_ns: int, stall_ns: int) -> bool:
-        share, alike = piece.shares[key], piece.alike
+    def _is_plain(self, piece: Piece, share: Share, held_ns: int, stall_ns: int) -> bool:
+        alike = piece.alike
         return (
             alike is not None
             and piece.price is not None
@@ -227,16 +225,16 @@ def _delays(alikes: Sequence[Alike]) -> Iterator[Charge]:
     """All delays of these steps, a charge a cause."""
     lines: dict[str, tuple[list[int], list[int], dict[tuple[int, int], int]]] = {}
     for alike in alikes:
-        for delay in alike.delays:
-            line = lines.get(delay.cause)
+        for cause, ns, count, blames in alike.delays:
+            line = lines.get(cause)
             if line is None:
-                line = lines[delay.cause] = ([], [], {})
+                line = lines[cause] = ([], [], {})
             sizes, facts, by_task = line
-            sizes.append(delay.ns)
-            facts.append(delay.facts)
-            for blame in delay.blames:
-                task = blame.pid, blame.tid
-                by_task[task] = by_task.get(task, 0) + blame.ns
+            sizes.append(ns)
+            facts.append(count)
+            for pid, tid, blamed_ns in blames:
+                task = pid, tid
+                by_task[task] = by_task.get(task, 0) + blamed_ns
     for cause, (sizes, facts, by_task) in lines.items():
         blames = tuple(Blame(pid, tid, ns) for (pid, tid), ns in by_task.items())
         yield Charge(cause, sum(sizes), blames=blames, facts=sum(facts), stretches=len(sizes))

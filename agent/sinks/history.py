@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -45,6 +45,7 @@ _PHASES = {phase.name.lower(): phase for phase in Phase}
 _ADMISSIONS = {admission.name.lower(): admission for admission in Admission}
 _KINDS = {kind.name.lower(): int(kind) for kind in Kind}
 _UNKNOWN_KIND = 255
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +158,15 @@ def _column(table: pa.Table, name: str) -> list[Any]:
     return values
 
 
+def _members(table: pa.Table, name: str, by_name: Mapping[str, _T]) -> list[_T]:
+    """A column of names as what they name; each name is looked up once."""
+    column = table[name].combine_chunks().dictionary_encode()
+    known = [by_name[each] for each in column.dictionary.to_pylist()]
+    return [known[code] for code in column.indices.to_numpy().tolist()]
+
+
 def _shares(table: pa.Table) -> list[Share]:
     """In the order of their steps, which is that of the rows."""
-    phases = [_PHASES[name] for name in table["phase"].to_pylist()]
     numbers = ("scheduled_tokens", "cached_tokens", "context_tokens", "output_tokens")
     for name in numbers:
         must(len(table) == 0 or table[name].to_numpy().min() >= 0)
@@ -167,9 +174,9 @@ def _shares(table: pa.Table) -> list[Share]:
         map(
             Share,
             _column(table, "request_key"),
-            phases,
+            _members(table, "phase", _PHASES),
             *(_column(table, name) for name in numbers),
-            table["recompute"].to_pylist(),
+            _column(table, "recompute"),
         )
     )
 
@@ -180,8 +187,8 @@ def _steps(table: pa.Table, shares: list[Share]) -> list[Step]:
     columns = {name: _column(table, name) for name in names}
     must(all(0 <= s <= e for s, e in zip(columns["start_ns"], columns["end_ns"], strict=True)))
     must(all(min(columns[name], default=0) >= 0 for name in names if name.endswith("_ns")))
-    columns["graph"] = table["graph"].to_pylist()
-    columns["admission"] = [_ADMISSIONS[name] for name in table["admission"].to_pylist()]
+    columns["graph"] = _column(table, "graph")
+    columns["admission"] = _members(table, "admission", _ADMISSIONS)
     sizes = [
         size - omitted
         for size, omitted in zip(

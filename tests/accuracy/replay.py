@@ -128,7 +128,10 @@ def _document(readings: Readings) -> dict[str, Any]:
     little = (facts["kind"] == Kind.FOREIGN) & (facts["ns"] < LEAST_FOREIGN_NS)
     facts = facts[~little]
     return {
-        "steps": [asdict(step) for step in readings.steps],
+        "steps": [
+            {**asdict(step), "shares": [share._asdict() for share in step.shares]}
+            for step in readings.steps
+        ],
         "opened": [asdict(opened) for opened in readings.opened],
         "closed": [asdict(closed) for closed in readings.closed],
         "facts": base64.b64encode(facts.tobytes()).decode(),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsagent.agent import pieces
-from dsagent.agent.capacity import blame_by_capacity
+from dsagent.agent.capacity import blame_by_capacity, occupied
 from dsagent.agent.fact_store import FactIndex, FactRows
 from dsagent.agent.facts import Facts, Kind
 from dsagent.agent.join import Joiner, Watched
@@ -110,13 +110,14 @@ def test_forward_is_charged_no_more_than_its_excess_but_stops_whole() -> None:
 
 
 def test_the_cpu_was_taken_by_who_occupied_it_in_proportion() -> None:
-    found = [(0, 100, 500, 60), (0, 100, 600, 20)]  # begin, end, pid, ns
-    assert [(b.pid, b.ns) for b in blame_by_capacity(found, 0, 100, 40, 10)] == [
+    # begin, end, pid, ns
+    found = occupied([(0, 100, 500, 60), (0, 100, 600, 20)], 0, 100)
+    assert [(b.pid, b.ns) for b in blame_by_capacity(found, 40, 10)] == [
         (500, 30),
         (600, 10),
     ]
     # What nobody else occupied, the target's own threads did.
-    assert [(b.pid, b.ns) for b in blame_by_capacity(found, 0, 100, 90, 10)] == [
+    assert [(b.pid, b.ns) for b in blame_by_capacity(found, 90, 10)] == [
         (500, 60),
         (600, 20),
         (10, 10),

@@ -194,7 +194,7 @@ def test_a_larger_batch_is_another_setting() -> None:
     many = tuple(f"r{n}" for n in range(64))
     for _ in range(200):
         slower = steps.next(forward_ns=4.0)
-        shares = tuple(replace(slower.shares[0], request_key=request_key(name)) for name in many)
+        shares = tuple(slower.shares[0]._replace(request_key=request_key(name)) for name in many)
         assert watch.look((), [replace(slower, shares=shares)], (), steps.now_ns) == []
 
 
