@@ -14,11 +14,10 @@ from typing import Literal
 
 from dsagent.agent import procfs
 from dsagent.agent.clock import check_time_namespace
-from dsagent.agent.errors import CANNOT_ATTACH, DsagentError
 from dsagent.agent.facts import Target
 from dsagent.agent.procfs import PROC, ProcessGone
 from dsagent.agent.sockets import listening
-from dsagent.agent.target import NotAnEngine, describe, resolve_starting
+from dsagent.agent.target import NotAnEngine, NothingThere, describe, resolve_starting
 
 Instrument = Literal["auto", "plugin", "inject", "outside"]
 
@@ -45,14 +44,12 @@ def resolve_server(pid: int, proc: Path = PROC) -> Target:
     try:
         comm = procfs.read_stat(pid, proc).comm
     except ProcessGone as error:
-        message = f"cannot attach: there is no process {pid}"
-        raise DsagentError(message, exit_code=CANNOT_ATTACH) from error
+        raise NothingThere(f"cannot attach: there is no process {pid}") from error
     root = _server(pid, proc)
     if root is None:
-        raise DsagentError(
+        raise NothingThere(
             f"cannot attach: process {pid} ({comm}) is no server: neither it nor one above or "
-            "below it listens on a TCP port",
-            exit_code=CANNOT_ATTACH,
+            "below it listens on a TCP port"
         )
     return _describe(root, proc)
 

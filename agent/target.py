@@ -31,7 +31,14 @@ VLLM_TITLE = "VLLM::"  # of its children: their parent is its, too
 MOST_GENERATIONS = 16
 
 
-class NotAnEngine(DsagentError):  # noqa: N818 - what was found, not what went wrong
+class NothingThere(DsagentError):  # noqa: N818 - what was found, not what went wrong
+    """No process of that pid, or none that serves."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, exit_code=CANNOT_ATTACH)
+
+
+class NotAnEngine(NothingThere):
     """There is no step ring to be read, so far."""
 
 
@@ -183,7 +190,7 @@ def _stat(pid: int, proc: Path) -> procfs.ProcessStat:
     try:
         stat = procfs.read_stat(pid, proc)
     except ProcessGone as error:
-        raise _cannot(f"there is no process {pid}") from error
+        raise NothingThere(f"cannot attach: there is no process {pid}") from error
     except PermissionError as error:
         raise _not_permitted(pid, proc) from error
     if stat.state in "ZXx":
@@ -279,7 +286,7 @@ def _not_an_engine(
         "step ring; give the pid of a server started with `dsagent serve`, of vLLM with dsagent "
         "installed beside it (without: --instrument inject), or of another that listens on TCP"
     )
-    return NotAnEngine(f"cannot attach: {message}", exit_code=CANNOT_ATTACH)
+    return NotAnEngine(f"cannot attach: {message}")
 
 
 def _not_permitted(pid: int, proc: Path) -> DsagentError:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from dsagent.agent.probes import Tier
 from dsagent.agent.settings import named_path, option, seconds, size_bytes
 
+if TYPE_CHECKING:
+    from dsagent.agent.facts import Target
+    from dsagent.agent.server_target import Instrument
+
 
 def attach(
-    pid: Annotated[int, typer.Argument(metavar="PID", min=1, help="Any process of the server.")],
+    pid: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="PID",
+            min=1,
+            show_default=False,
+            help="Any process of the server; without it, the engines that run here are named.",
+        ),
+    ] = None,
     record: Annotated[
         Path | None,
         option(metavar="DIR", parser=named_path, help="Write a recording into this folder."),
@@ -198,7 +211,6 @@ def attach(
         remarks,
     )
     from dsagent.agent.overhead import give_way
-    from dsagent.agent.server_target import find_target
     from dsagent.agent.session import Session
 
     max_overhead_ratio = settings.parse_percent(max_overhead)
@@ -241,11 +253,7 @@ def attach(
     sinks = make_sinks(options, judged)
     # Whatever is wrong with the settings has been said: now the process, and only now hooks.
     descriptors.make_room()
-    if instrument == "inject":
-        from dsagent.agent.inject.way_in import inject
-
-        inject(pid, progress.say, terminal.agrees if not yes else None)
-    target = find_target(pid, instrument, progress.say)
+    target = _find(pid, instrument, yes, progress.say)
     for line in remarks(options, judged, target):
         progress.say(line)
 
@@ -291,3 +299,23 @@ def attach(
         from dsagent.agent import render
 
         terminal.put_text(render.summary(document))
+
+
+def _find(pid: int | None, instrument: Instrument, yes: bool, say: Callable[[str], None]) -> Target:
+    """The target, with the hooks in it where they are asked for. Raises DsagentError."""
+    from dsagent.agent import terminal
+    from dsagent.agent.engines_here import told
+    from dsagent.agent.errors import USAGE, DsagentError
+    from dsagent.agent.server_target import find_target
+    from dsagent.agent.target import NothingThere
+
+    if pid is None:
+        raise DsagentError(f"attach needs a PID; {told()}", exit_code=USAGE)
+    if instrument == "inject":
+        from dsagent.agent.inject.way_in import inject
+
+        inject(pid, say, terminal.agrees if not yes else None)
+    try:
+        return find_target(pid, instrument, say)
+    except NothingThere as error:
+        raise DsagentError(f"{error}; {told()}", exit_code=error.exit_code) from error

@@ -13,8 +13,10 @@ import pytest
 from shell_lab import Agent, Engine, dsagent
 
 from dsagent.agent import procfs
+from dsagent.agent.engines_here import engines_here
 from dsagent.agent.errors import CANNOT_ATTACH, DsagentError
 from dsagent.agent.session import Session
+from dsagent.agent.sidecar.scanner import Scanner
 from dsagent.agent.target import resolve
 from dsagent.instrumentation import layout
 
@@ -48,6 +50,40 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     yield process
     process.kill()
     process.wait()
+
+
+LISTENER = """
+import socket, sys
+server = socket.create_server(("127.0.0.1", 0))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_whoever_has_no_pid_is_told_which_engines_run_here(
+    sleeper: subprocess.Popen[bytes],
+) -> None:
+    listens = [sys.executable, "-c", LISTENER, "llama-server"]
+    with (
+        Engine(more=["known-by-this"]) as engine,
+        subprocess.Popen(listens, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server,
+    ):
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"ready\n"
+        found = {each.pid: each for each in engines_here(Scanner(own_pid=0))}
+        said = [dsagent("attach", check=False), dsagent("attach", str(sleeper.pid), check=False)]
+        server.kill()
+    rings, outside = found[engine.engine_pid], found[server.pid]
+    assert rings.way_in == "rings"
+    assert rings.command.startswith("python")
+    assert rings.command.endswith(" shell_engine.py 3.0 known-by-this")
+    assert outside.way_in == "outside"
+    assert outside.command.startswith("python")
+    assert sleeper.pid not in found
+    assert [ran.returncode for ran in said] == [2, CANNOT_ATTACH]
+    for ran in said:
+        assert "; engines here: " in ran.stderr
+        assert ran.stderr.count("\n") == 1
 
 
 def test_no_such_process_no_engine_a_zombie(sleeper: subprocess.Popen[bytes]) -> None:
