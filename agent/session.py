@@ -121,6 +121,11 @@ class Session:
         In the session's own thread, or after it."""
         return self._feeds.steps.unfinished
 
+    @property
+    def unfinished_trace_ids(self) -> list[int]:
+        """Of those, but for some where they are many."""
+        return self._feeds.steps.unfinished_trace_ids
+
     def sources(self) -> tuple[SourceStatus, ...]:
         return self._feeds.statuses()
 

@@ -204,8 +204,10 @@ def _run(context: typer.Context, start: Start, options: SidecarOptions) -> None:
     from dsagent.agent import descriptors, terminal
     from dsagent.agent.sidecar.log import Log
     from dsagent.agent.sidecar.loop import Sidecar
+    from dsagent.agent.sidecar.memory import take_little
     from dsagent.agent.sidecar.reader import SettingsReader, parser_of
 
+    take_little()
     reader = SettingsReader(start.file, parser_of(context, start.arguments))
     running = Sidecar(reader, options, Log(as_json=options.as_json))
     descriptors.raise_limit()  # of all engines together; one that lacks some says so

@@ -56,6 +56,7 @@ class Engines:
         self._is_renewing = False  # other settings: all is let go of, then attached to anew
         self._upgrade_due_ns = 0
         self.restarts = 0
+        self.moves = 0  # engines attached to, and let go of
 
     @property
     def watches(self) -> list[Watch]:
@@ -64,6 +65,11 @@ class Engines:
     @property
     def slots(self) -> tuple[Slot, ...]:
         return self._slots.all()
+
+    @property
+    def is_quiet(self) -> bool:
+        """None is being attached to or let go of."""
+        return all(watch.state == "watching" for watch in self._watches.values())
 
     def states(self) -> tuple[str, ...]:
         """Of each engine; from any thread."""
@@ -101,6 +107,7 @@ class Engines:
             if not watch.over:
                 continue
             watch.join(1.0)
+            self.moves += 1
             del self._watches[key]
             self._books.close(key, now_ns)
             self._slots.leave(watch.slot)
@@ -120,7 +127,11 @@ class Engines:
         fields["cut_off"] = watch.cut_off
         counts = f"{counted(fields['requests'], 'request')}, {counted(fields['steps'], 'step')}"
         if watch.cut_off:
-            counts += f"; {watch.cut_off} more were cut off by its end"
+            named = watch.cut_off_trace_ids
+            fields["cut_off_trace_ids"] = named
+            more = " …" if len(named) < watch.cut_off else ""
+            cut_off = counted(watch.cut_off, "more request")
+            counts += f"; {cut_off} cut off by its end, of trace {', '.join(named)}{more}"
         if watch.state == "detached":
             self._alone.add(watch.key)
             text = f"{who} is left alone until it ends, as `dsagent detach` says; {counts}"
@@ -211,6 +222,7 @@ class Engines:
             tell=lambda event, line: self._log.say(event, line, about=str(key.pid), pid=key.pid),
             on_change=lambda: self._changed(watch),
         )
+        self.moves += 1
         self._watches[key] = watch
         self._waiting.pop(target.pid, None)
         watch.start()

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from dsagent.agent import streams
 from dsagent.agent.procfs import escape
 
+Field = str | int | list[str]
 MAX_CHARS = 1000
 MAX_TOPICS = 4096  # remembered; beyond, all is said again
 
@@ -33,7 +34,7 @@ class Log:
         self._last: dict[tuple[str, str], str] = {}
         self.repeated = 0  # lines that would have said what the last one said
 
-    def say(self, event: str, message: str, *, about: str = "", **fields: str | int) -> None:
+    def say(self, event: str, message: str, *, about: str = "", **fields: Field) -> None:
         """`event`: a dotted name. `about`: what it is about; a message that was the last one of
         this event about that is not said again."""
         with self._lock:
@@ -52,7 +53,7 @@ class Log:
         with self._lock:
             self._last.pop((event, about), None)
 
-    def _line(self, stamp: str, event: str, message: str, fields: dict[str, str | int]) -> str:
+    def _line(self, stamp: str, event: str, message: str, fields: dict[str, Field]) -> str:
         if self.as_json:
             document = {"time": stamp, "event": event, "message": message, **fields}
             return json.dumps(document) + "\n"

@@ -27,7 +27,7 @@ from dsagent.agent.sidecar.books import Books
 from dsagent.agent.sidecar.engines import Engines
 from dsagent.agent.sidecar.listener import Health, Listener, merged
 from dsagent.agent.sidecar.log import Log
-from dsagent.agent.sidecar.memory import Pressure, Usage, usage
+from dsagent.agent.sidecar.memory import Pressure, Tidier, Usage, give_back, usage
 from dsagent.agent.sidecar.options import SidecarOptions, needing_restart
 from dsagent.agent.sidecar.own_metrics import Figures, families
 from dsagent.agent.sidecar.reader import SettingsReader
@@ -58,6 +58,7 @@ class Sidecar:
         self._listener = Listener(self._collect, lambda: self._health)
         self._health = Health(False, ("it has just begun",), 0)
         self._pressure = Pressure()
+        self._tidier = Tidier()
         self._usage: Usage | None = None
         self._control: ControlServer | None = None
         self._control_due = Backoff()
@@ -133,6 +134,7 @@ class Sidecar:
         self._relieve(now_ns)
         if self._settled:
             self._engines.look(now_ns)
+        self._tidier.look(self._engines.moves, is_quiet=self._engines.is_quiet)
         self._books.expire(now_ns)
         self._health = self._judge_health()
 
@@ -181,10 +183,10 @@ class Sidecar:
         self._settled = True
         self._options = new
         self._log.as_json = new.as_json
-        self._engines.set(new)
-
         for what, line in weight(new, os.environ).items():
             self._log.say("sidecar.sends", line, about=what)
+        self._engines.set(new)
+
     def _open_control(self, selector: selectors.BaseSelector, now_ns: int) -> None:
         if self._control is not None or not self._control_due.due(now_ns):
             return
@@ -211,8 +213,7 @@ class Sidecar:
         )
         self._books.limit(relief.ledger_bytes)
         self._engines.look_into_kernel(relief.kernel, "close to the memory limit")
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
+        give_back()
 
     def _reasons(self) -> list[str]:
         reasons = [self._settings_reason, self._listener.reason, self._control_reason]

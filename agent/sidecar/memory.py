@@ -8,6 +8,8 @@ limit is left alone.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ from dsagent.agent.sidecar.backoff import SECOND_NS
 
 CGROUPS = Path("/sys/fs/cgroup")
 NO_LIMIT_BYTES = 1 << 50  # what version 1 writes for none is larger
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+LARGE_BYTES = 512 << 10
 CALM_NS = 60 * SECOND_NS  # below the threshold for so long before anything is taken up again
 CALM_RATIO = 0.1  # and so far below it
 
@@ -79,6 +83,39 @@ class Pressure:
             self._calm_since_ns = None
             self.level -= 1
         return self.level != before
+
+
+def take_little() -> None:
+    """At the start of the process, before its threads: what it frees in large pieces goes back to
+    the kernel at once. glibc would raise both thresholds with the largest piece it has seen freed,
+    and keep twice that at the top of each thread's arena."""
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:  # another C library has its own ways
+        set_option(M_MMAP_THRESHOLD, LARGE_BYTES)
+        set_option(M_TRIM_THRESHOLD, LARGE_BYTES)
+
+
+def give_back() -> None:
+    """What is free in this process, to the kernel. Attaching takes tens of MiB for a moment, from
+    the arena of the thread that does it, and glibc keeps them."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # another C library has its own ways
+        trim(0)
+
+
+class Tidier:
+    """Gives back what comings and goings of engines leave behind: once they are over."""
+
+    def __init__(self, give_back: Callable[[], None] = give_back) -> None:
+        self._give_back = give_back
+        self._moves = 0
+
+    def look(self, moves: int, *, is_quiet: bool) -> None:
+        """`moves`: how many there have been; `is_quiet`: none is under way."""
+        if is_quiet and moves != self._moves:
+            self._moves = moves
+            self._give_back()
 
 
 def usage(

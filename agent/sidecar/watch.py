@@ -32,6 +32,7 @@ State = Literal["attaching", "watching", "ending", "ended", "failed", "detached"
 T = TypeVar("T")
 
 CALL_TIMEOUT_S = 3.0
+MOST_NAMED = 16  # requests that an engine took along, in one line
 Tell = Callable[[str, str], None]  # an event's name, and what people should know
 
 
@@ -76,6 +77,14 @@ class Watch:
         """Requests that an engine took along when it ended. Once the watch is over."""
         session = self._session
         return session.unfinished if session is not None and session.target_ended else 0
+
+    @property
+    def cut_off_trace_ids(self) -> list[str]:
+        """The first few of them, for whoever looks for one. Once the watch is over."""
+        session = self._session
+        if session is None or not self.cut_off:
+            return []
+        return [f"{trace_id:032x}" for trace_id in session.unfinished_trace_ids[:MOST_NAMED]]
 
     def start(self) -> None:
         try:

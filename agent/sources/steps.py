@@ -140,7 +140,9 @@ class StepsSource:
                     self._tallies_dropped += 1
             case RequestOpen():
                 readings.opened.append(record)
-                readings.forgotten += self._open.open(record.request_key, record.received_ns)
+                readings.forgotten += self._open.open(
+                    record.request_key, record.received_ns, record.trace_id
+                )
             case RequestRecord():
                 self._open.close(record.request_key)
                 if record.sent_ns >= self.attached_ns:
@@ -224,6 +226,11 @@ class StepsSource:
     def unfinished(self) -> int:
         """Requests seen to begin and not to end: those that go on now, and those cut off."""
         return len(self._open) + self._never_closed + self._open.given_up
+
+    @property
+    def unfinished_trace_ids(self) -> list[int]:
+        """Of those, but for some where more than a few were given up."""
+        return [*self._open.dropped_trace_ids, *self._open.trace_ids]
 
     @property
     def uncounted_losses(self) -> int:

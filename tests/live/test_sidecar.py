@@ -90,6 +90,20 @@ def test_at_its_end_it_says_what_it_has_seen_of_each(lab: Lab) -> None:
         assert [line for line in sidecar.err if re.search(said, line)], sidecar.err
 
 
+def test_what_an_engine_takes_along_is_told_by_name(lab: Lab) -> None:
+    with lab.sidecar() as sidecar, lab.engine() as engine:
+        sidecar.watching(engine.pid)
+        engine.do("request whole")
+        engine.do("open cut")
+        opened = until(lambda: explained("cut"), "the open request to be seen")
+        os.kill(engine.pid, signal.SIGKILL)
+        trace_id = opened["trace_id"]
+        sidecar.said(
+            rf"engine\.ended .*\(pid {engine.pid}\); 1 request, 6 steps; "
+            rf"1 more request cut off by its end, of trace {trace_id}$"
+        )
+
+
 def test_an_exec_makes_another_engine_of_a_process(lab: Lab) -> None:
     with lab.sidecar() as sidecar, lab.engine() as engine:
         sidecar.watching(engine.pid)

@@ -181,9 +181,10 @@ class Soak:
         self.bpf_seen |= bpf
         figures = {
             "memory (PSS), MiB": memory["pss"] / MIB,
-            "memory (PSS) less accounts kept, MiB": (memory["pss"] - status["recent"]["bytes"])
+            "memory of its own less accounts kept, MiB": (memory["own"] - status["recent"]["bytes"])
             / MIB,
             "memory (RSS), MiB": memory["rss"] / MIB,
+            "mappings": gauges.mappings(pid),
             "threads": gauges.threads(pid),
             "sockets": kinds["sockets"],
             "memory files": kinds["memory files"],
@@ -208,7 +209,8 @@ class Soak:
         rows = [
             flat(name, "", of[name], Bound(step, an_hour))
             for name, step, an_hour in (
-                ("memory (PSS) less accounts kept, MiB", 16.0, 6.0),
+                ("memory of its own less accounts kept, MiB", 16.0, 6.0),
+                ("mappings", 16.0, 0.0),
                 ("threads", 0.0, 0.0),
                 ("sockets", 4.0, 0.0),
                 ("memory files", 0.0, 0.0),
@@ -392,7 +394,11 @@ def text(document: dict[str, Any]) -> str:
                 ("no connection: the engine was away", fates.get("refused", 0)),
                 ("broken off by the engine's death", fates.get("broken", 0)),
                 ("without an account among these", requests["broken_off"]),
-                ("cut off, as the sidecar says", requests["cut_off"]),
+                ("told by name by the sidecar as cut off", requests["broken_told"]),
+                ("cut off while nobody was attached", requests["broken_unseen"]),
+                ("cut off before any byte of an answer", requests["broken_unheard"]),
+                ("cut off, as the sidecar counts", requests["cut_off"]),
+                ("named so, and not cut off", len(requests["cut_off_strange"])),
                 ("accounted for, as the sidecar counts", requests["accounted"]),
                 ("explained, of all", requests["explained_of_all"]),
                 ("explained, and their trace is at the back end", document["delivered"]),

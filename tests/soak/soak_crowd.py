@@ -26,9 +26,9 @@ PAUSE_S = (0.2, 1.0)  # between two requests of a client
 class Asked:
     """One request. completed: all of its answer came. answered: with an error, by the engine. left:
     its client hung up. broken: the connection died before the answer was whole. refused: no
-    connection was had, so no engine has ever seen it. Times are CLOCK_MONOTONIC. Since `may_end_ns`
-    the engine may have been through with it: a client that does not read leaves the answer to lie
-    in its socket."""
+    connection was had, so no engine has ever seen it. `heard`: an answer began. Times are
+    CLOCK_MONOTONIC. Since `may_end_ns` the engine may have been through with it: a client that does
+    not read leaves the answer to lie in its socket."""
 
     trace_id: str
     port: int
@@ -36,6 +36,7 @@ class Asked:
     sent_ns: int
     end_ns: int
     may_end_ns: int
+    heard: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,12 @@ def ask(target: LabEngine, sent: Sent, dice: random.Random, manner: Manner) -> A
     connection = http.client.HTTPConnection(target.host, target.port, timeout=REQUEST_LIMIT_S)
     begun_ns = time.monotonic_ns()
     try:
-        fate = _ask(connection, target, sent, dice, manner)
+        fate, heard = _ask(connection, target, sent, dice, manner)
     finally:
         connection.close()
     end_ns = time.monotonic_ns()
     may_end_ns = begun_ns if manner.pause_s else end_ns
-    return Asked(sent.trace_id, target.port, fate, begun_ns, end_ns, may_end_ns)
+    return Asked(sent.trace_id, target.port, fate, begun_ns, end_ns, may_end_ns, heard)
 
 
 def _ask(
@@ -66,34 +67,37 @@ def _ask(
     sent: Sent,
     dice: random.Random,
     manner: Manner,
-) -> Fate:
+) -> tuple[Fate, bool]:
+    """How it ended, and whether an answer began."""
+    heard = False
     try:
         connection.connect()
         assert connection.sock is not None
         if manner.pause_s:
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     except OSError:
-        return "refused"
+        return "refused", heard
     try:
         connection.request(
             "POST", "/v1/chat/completions", body_of(target, sent), headers_of(sent, dice)
         )
         response = connection.getresponse()
+        heard = True
         if response.status != http.client.OK:
             response.read(500)
-            return "answered"
+            return "answered", heard
         pieces = 0
         for line in response:
             if line.startswith(DONE):
-                return "completed"
+                return "completed", heard
             pieces += line.startswith(b"data: {")
             if manner.pause_s and pieces == 1:
                 time.sleep(manner.pause_s)
             if manner.leaves_after is not None and pieces >= manner.leaves_after:
-                return "left"
+                return "left", heard
     except (OSError, http.client.HTTPException):
-        return "broken"
-    return "broken"
+        return "broken", heard
+    return "broken", heard
 
 
 class Crowd:

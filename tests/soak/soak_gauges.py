@@ -37,15 +37,20 @@ def descriptors(pid: int) -> Counter[str]:
 
 
 def memory_bytes(pid: int) -> dict[str, int]:
-    """PSS and RSS of a process and of all below it."""
+    """Of a process and of all below it: PSS, RSS, and what is its own (anonymous). Of a file's page
+    its share depends on who else has mapped it, so PSS rises when a stranger ends."""
     total: Counter[str] = Counter()
     for one in (pid, *below(pid)):
         with suppress(FileNotFoundError, ProcessLookupError):
             rollup = Path(f"/proc/{one}/smaps_rollup").read_text()
-            for name in ("Pss", "Rss"):
+            for name in ("Pss", "Rss", "Anonymous"):
                 found = re.search(rf"^{name}:\s+(\d+) kB", rollup, re.MULTILINE)
                 total[name] += int(found[1]) << 10 if found else 0
-    return {"pss": total["Pss"], "rss": total["Rss"]}
+    return {"pss": total["Pss"], "rss": total["Rss"], "own": total["Anonymous"]}
+
+
+def mappings(pid: int) -> int:
+    return len(Path(f"/proc/{pid}/maps").read_text().splitlines())
 
 
 def below(pid: int) -> list[int]:

@@ -143,6 +143,7 @@ class Pod:
                         Watched(
                             *(port_of[pid], attached_ns, ended_ns),
                             *(line["requests"], line["cut_off"], line["uncounted_losses"]),
+                            tuple(line.get("cut_off_trace_ids", ())),
                         )
                     )
         assert not begun, f"watches that never ended: {begun}"

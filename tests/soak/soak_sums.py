@@ -11,7 +11,6 @@ from typing import Any, Literal
 from soak_crowd import Asked
 
 Verdict = Literal["ok", "FAILED"]
-KILL_NS = 100_000_000  # between an answer's last byte and the engine's record of it, at most
 WARM_UP_RATIO = 0.2  # of the samples, at first, that are not judged
 
 
@@ -89,8 +88,8 @@ def at_most(name: str, unit: str, samples: Sequence[tuple[float, float]], most: 
 @dataclass(frozen=True, slots=True)
 class Watched:
     """From when until when the engine at a port was looked at, CLOCK_MONOTONIC; what its watch said
-    at its end: requests that ended, such as the engine took along when it died, and records that
-    were lost and not counted."""
+    at its end: requests that ended, such as the engine took along when it died (how many, and
+    their trace ids), and records that were lost and not counted."""
 
     port: int
     attached_ns: int
@@ -98,6 +97,7 @@ class Watched:
     requests: int
     cut_off: int
     uncounted_losses: int
+    cut_off_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,34 +124,34 @@ class Books:
     explained: int  # of those completed
     explained_partial: int
     before_attached: int  # completed while nobody was attached to their engine
-    at_a_kill: int  # completed, and their engine was killed before it had written so
-    missing: tuple[str, ...]  # completed, seen, and not accounted for: must be none
+    at_a_kill: int  # completed, told as cut off: the engine was killed before it had written so
+    missing: tuple[str, ...]  # seen to end, neither accounted for nor told: must be none
     strange: tuple[str, ...]  # partial, though the sidecar was there all the time: must be none
     explained_of_all: int
     accounted: int  # as the watches said at their ends
-    broken_off: int  # by the engine's death, and without an account
-    cut_off: int  # what the watches said of these
+    broken_off: int  # by the engine's death, and without an account; of these:
+    broken_told: int  # the watch has said so of this very request
+    broken_unseen: int  # nobody was attached
+    broken_unheard: int  # no byte of an answer came: the engine may not have read it
+    left_without: int  # by their clients, nobody attached, or told as cut off
+    cut_off: int  # what the watches said
+    cut_off_strange: tuple[str, ...]  # told, and not known to have been: must be none
 
     @property
     def faults(self) -> list[str]:
         said = []
         if self.missing:
-            said.append(
-                f"{len(self.missing)} completed requests without an account: {self.missing[0]}"
-            )
+            said.append(f"{len(self.missing)} requests without an account: {self.missing[0]}")
         if self.strange:
             said.append(f"{len(self.strange)} partial accounts of requests seen whole")
-        without = self.before_attached + self.at_a_kill + len(self.missing)
-        if self.explained + without != self.completed:
-            said.append("the completed requests do not add up")
         if self.explained_of_all != self.accounted:
             said.append(
                 f"{self.accounted} requests accounted for, {self.explained_of_all} explained"
             )
-        if self.cut_off > self.broken_off + self.at_a_kill:
+        if self.cut_off_strange:
             said.append(
-                f"{self.cut_off} said to be cut off, and only {self.broken_off} and "
-                f"{self.at_a_kill} at a kill were"
+                f"{len(self.cut_off_strange)} of {self.cut_off} said to be cut off were not: "
+                f"{self.cut_off_strange[0]}"
             )
         return said
 
@@ -166,46 +166,56 @@ def reconcile(
     kills: Sequence[Kill],
     slack_ns: int,
 ) -> Books:
-    """`slack_ns`: how exactly it is known when a watch began and ended. A completed request may be
-    without an account only where no watch was there when it ended, or where its engine was killed
-    between the last byte of the answer and its own record of it; and its account may be partial
-    only where a watch began while it went on."""
+    """`slack_ns`: how exactly it is known when a watch began and ended. Of a request that began to
+    be answered there must be an account, or it must be told as cut off, or no watch was there when
+    it ended; and its account may be partial only where a watch began while it went on."""
+    named = {trace_id for watch in watches for trace_id in watch.cut_off_ids}
     by_fate: Counter[str] = Counter()
-    explained = partial = before = at_a_kill = of_all = broken_off = 0
+    places: Counter[str] = Counter()
     missing: list[str] = []
     strange: list[str] = []
+    cut_off = set[str]()
     for each in asked:
         by_fate[each.fate] += 1
         found = answers.get(each.trace_id)
-        of_all += found is not None
-        if found is not None and found.partial and not _began_meanwhile(each, watches, slack_ns):
-            strange.append(each.trace_id)
-        if each.fate == "broken":
-            broken_off += found is None
-        if each.fate != "completed":
-            continue
         if found is not None:
-            explained += 1
-            partial += found.partial
-        elif _is_unseen(each, watches, slack_ns):
-            before += 1
-        elif any(k.port == each.port and abs(k.at_ns - each.end_ns) < KILL_NS for k in kills):
-            at_a_kill += 1
+            places["explained"] += 1
+            places[f"{each.fate} explained"] += 1
+            places[f"{each.fate} partial"] += found.partial
+            if found.partial and not _began_meanwhile(each, watches, slack_ns):
+                strange.append(each.trace_id)
+        elif each.trace_id in named:
+            places[f"{each.fate} told"] += 1
+            if each.fate != "refused":
+                cut_off.add(each.trace_id)
+        elif each.fate in ("answered", "refused"):
+            continue
+        elif _is_unseen(each, watches, kills, slack_ns):
+            places[f"{each.fate} unseen"] += 1
+        elif not each.heard:
+            places[f"{each.fate} unheard"] += 1
         else:
             missing.append(_told(each, watches, kills))
+    said = sum(watch.cut_off for watch in watches)
+    unnamed = said - sum(len(watch.cut_off_ids) for watch in watches)
     return Books(
         by_fate=dict(by_fate),
         completed=by_fate["completed"],
-        explained=explained,
-        explained_partial=partial,
-        before_attached=before,
-        at_a_kill=at_a_kill,
+        explained=places["completed explained"],
+        explained_partial=places["completed partial"],
+        before_attached=places["completed unseen"],
+        at_a_kill=places["completed told"],
         missing=tuple(missing),
         strange=tuple(strange),
-        explained_of_all=of_all,
+        explained_of_all=places["explained"],
         accounted=sum(watch.requests for watch in watches),
-        broken_off=broken_off,
-        cut_off=sum(watch.cut_off for watch in watches),
+        broken_off=by_fate["broken"] - places["broken explained"],
+        broken_told=places["broken told"],
+        broken_unseen=places["broken unseen"],
+        broken_unheard=places["broken unheard"],
+        left_without=places["left unseen"] + places["left told"],
+        cut_off=said,
+        cut_off_strange=(*sorted(named - cut_off), *["not named"] * unnamed),
     )
 
 
@@ -229,11 +239,19 @@ def _began_meanwhile(asked: Asked, watches: Sequence[Watched], slack_ns: int) ->
     )
 
 
-def _is_unseen(asked: Asked, watches: Sequence[Watched], slack_ns: int) -> bool:
-    """No watch covers all the time in which the engine may have ended it."""
+def _is_unseen(
+    asked: Asked, watches: Sequence[Watched], kills: Sequence[Kill], slack_ns: int
+) -> bool:
+    """No watch covers all the time in which the engine may have ended it. Of one that broke off at
+    a kill it is known when that was, and the watch ended after that."""
+    may_end_ns, end_ns = asked.may_end_ns, asked.end_ns + slack_ns
+    if asked.fate == "broken":
+        died_ns = [k.at_ns for k in kills if k.port == asked.port and k.at_ns <= asked.end_ns]
+        if died_ns and max(died_ns) >= asked.sent_ns:
+            may_end_ns = end_ns = max(died_ns)
     return not any(
         watch.port == asked.port
-        and watch.attached_ns + slack_ns < asked.may_end_ns
-        and asked.end_ns < watch.ended_ns - slack_ns
+        and watch.attached_ns + slack_ns < may_end_ns
+        and end_ns < watch.ended_ns
         for watch in watches
     )

@@ -66,23 +66,23 @@ def test_every_request_has_its_place() -> None:
             asked("away", "refused", 20, 20),
         ),
         {"whole": WHOLE, "across": PARTIAL, "left": WHOLE},
-        (watched(10, 20, requests=3, cut_off=1),),
+        (replace(watched(10, 20, requests=3, cut_off=1), cut_off_ids=("cut",)),),
         (),
         SECOND_NS // 10,
     )
     assert books.faults == []
     assert (books.completed, books.explained, books.explained_partial) == (3, 2, 1)
-    assert (books.before_attached, books.broken_off) == (1, 1)
+    assert (books.before_attached, books.broken_off, books.broken_told) == (1, 1, 1)
     assert books.by_fate == {"completed": 3, "left": 1, "broken": 1, "refused": 1}
 
 
 @pytest.mark.parametrize(
     ("one", "answers", "requests", "fault"),
     [
-        (asked("lost", "completed", 11, 12), {}, 0, "1 completed requests without an account"),
+        (asked("lost", "completed", 11, 12), {}, 0, "1 requests without an account"),
         (asked("x", "completed", 11, 12), {"x": PARTIAL}, 1, "1 partial accounts of requests seen"),
         (asked("x", "completed", 11, 12), {"x": WHOLE}, 2, "2 requests accounted for, 1 explained"),
-        (asked("x", "left", 11, 12), {}, 1, "1 requests accounted for, 0 explained"),
+        (asked("x", "answered", 11, 12), {}, 1, "1 requests accounted for, 0 explained"),
     ],
 )
 def test_what_does_not_add_up_is_told(
@@ -98,19 +98,54 @@ def test_only_the_engines_own_watch_counts() -> None:
     assert (books.before_attached, books.missing) == (1, ())
 
 
-def test_no_more_can_be_cut_off_than_broke() -> None:
-    (said,) = reconcile((), {}, (watched(10, 20, requests=0, cut_off=1),), (), 0).faults
-    assert said == "1 said to be cut off, and only 0 and 0 at a kill were"
+def cut_off(*names: str, said: int | None = None) -> Watched:
+    watch = watched(10, 20, requests=0, cut_off=len(names) if said is None else said)
+    return replace(watch, cut_off_ids=names)
 
 
-def test_an_engine_killed_just_after_an_answer_has_not_written_its_end() -> None:
-    one = asked("one", "completed", 11, 12)
-    watches = (watched(10, 20, requests=0, cut_off=1),)
-    at_once = Kill(1, one.end_ns + SECOND_NS // 50)
-    books = reconcile((one,), {}, watches, (at_once,), 0)
-    assert (books.at_a_kill, books.missing, books.faults) == (1, (), [])
-    for other in (Kill(2, at_once.at_ns), Kill(1, one.end_ns + SECOND_NS)):
-        assert len(reconcile((one,), {}, watches, (other,), 0).missing) == 1
+@pytest.mark.parametrize("fate", ["broken", "completed", "left"])
+def test_what_is_told_as_cut_off_is_in_its_place(fate: Fate) -> None:
+    one = asked("one", fate, 19, 19.9)
+    books = reconcile((one,), {}, (cut_off("one"),), (Kill(1, one.end_ns),), 0)
+    assert (books.faults, books.missing) == ([], ())
+    told = (books.broken_told, books.at_a_kill, books.left_without)
+    assert sum(told) == 1
+    unnamed = reconcile((one,), {}, (watched(10, 20, requests=0),), (), 0)
+    assert len(unnamed.missing) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "answers", "watch"),
+    [
+        (asked("away", "refused", 19, 19), {}, cut_off("away")),  # no engine has ever seen it
+        (asked("one", "broken", 19, 19.9), {}, cut_off("one", "nobody")),
+        (asked("one", "broken", 19, 19.9), {}, cut_off("one", said=2)),
+    ],
+)
+def test_what_is_told_as_cut_off_must_have_been(
+    one: Asked, answers: dict[str, Found], watch: Watched
+) -> None:
+    (said,) = reconcile((one,), answers, (watch,), (), 0).faults
+    assert "said to be cut off were not" in said
+
+
+def test_what_is_explained_was_not_cut_off() -> None:
+    one = asked("one", "completed", 18, 19)
+    watch = replace(cut_off("one"), requests=1)
+    (said,) = reconcile((one,), {"one": WHOLE}, (watch,), (), 0).faults
+    assert said == "1 of 1 said to be cut off were not: one"
+
+
+def test_what_broke_off_is_told_unless_nobody_was_there_or_no_answer_began() -> None:
+    died = Kill(1, round(19.5 * SECOND_NS))
+    watch = watched(10, 19.6, requests=0)
+    late = asked("late", "broken", 19, 19.7)  # its client saw it after the watch had ended
+    assert len(reconcile((late,), {}, (watch,), (died,), 0).missing) == 1
+    books = reconcile((replace(late, heard=False),), {}, (watch,), (died,), 0)
+    assert (books.broken_off, books.broken_unheard, books.faults) == (1, 1, [])
+    before = replace(watch, ended_ns=19 * SECOND_NS)
+    books = reconcile((late,), {}, (before,), (died,), 0)
+    assert (books.broken_off, books.broken_unseen, books.faults) == (1, 1, [])
 
 
 def test_of_who_does_not_read_it_is_not_known_when_the_engine_was_through() -> None:

@@ -113,7 +113,15 @@ class Lives:
     @property
     def open(self) -> int:
         """Requests that have begun and not ended."""
-        return sum(held.life.exchange.ended_ns is None for held in self._held.values())
+        return len(self.open_trace_ids)
+
+    @property
+    def open_trace_ids(self) -> list[int]:
+        return [
+            held.context.trace_id
+            for held in self._held.values()
+            if held.life.exchange.ended_ns is None
+        ]
 
     def oldest_open_ns(self) -> int | None:
         return min(

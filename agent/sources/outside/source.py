@@ -245,6 +245,10 @@ class OutsideSource:
         return self._lives.open
 
     @property
+    def unfinished_trace_ids(self) -> list[int]:
+        return self._lives.open_trace_ids
+
+    @property
     def uncounted_losses(self) -> int:
         """Messages that were told and neither came nor were counted as dropped."""
         if self._capture is not None:

@@ -438,21 +438,23 @@ def test_open_requests_know_their_oldest_and_their_bounds(monkeypatch: pytest.Mo
     requests = OpenRequests()
     assert requests.oldest_ns() is None
     for key, received_ns in ((1, 30), (2, 10), (3, 20)):
-        assert requests.open(key, received_ns) == []
+        assert requests.open(key, received_ns, key * 100) == []
     assert requests.oldest_ns() == 10
     requests.close(2)
     requests.close(99)
     assert requests.oldest_ns() == 20
-    requests.open(4, 40)
-    requests.open(5, 50)
-    assert requests.open(6, 60) == [3]
+    requests.open(4, 40, 400)
+    requests.open(5, 50, 500)
+    assert requests.open(6, 60, 600) == [3]
+    assert (requests.trace_ids, list(requests.dropped_trace_ids)) == ([100, 400, 500, 600], [300])
     assert (len(requests), requests.given_up, requests.oldest_ns()) == (4, 1, 30)
     requests.close(6)
     for key in range(100, 200):  # one old request stays open, many come and go
-        requests.open(key, key)
+        requests.open(key, key, key)
         requests.close(key)
     assert len(requests._oldest_first) <= 2 * open_requests.MOST_OPEN
     assert requests.forget_before(50) == [1, 4]
+    assert (requests.trace_ids, list(requests.dropped_trace_ids)) == ([500], [300, 100, 400])
     assert requests.oldest_ns() == 50
 
 

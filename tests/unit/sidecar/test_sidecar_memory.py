@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from dsagent.agent.procfs import PAGE_BYTES
-from dsagent.agent.sidecar.memory import CALM_NS, Pressure, Usage, usage
+from dsagent.agent.sidecar.memory import CALM_NS, Pressure, Tidier, Usage, usage
 
 
 class Machine:
@@ -129,3 +131,54 @@ def test_more_is_given_up_at_each_level() -> None:
         kept.append(pressure.relief.ledger_bytes)
     assert kept == sorted(kept, reverse=True)
     assert len(set(kept)) == 4
+
+
+LARGE = """
+import ctypes, os, sys
+from dsagent.agent.sidecar.memory import give_back, take_little
+
+class Info(ctypes.Structure):
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Info
+libc.malloc.restype = ctypes.c_void_p
+libc.malloc.argtypes = [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+if sys.argv[1] == "little":
+    take_little()
+libc.free(libc.malloc(20 << 20))  # after this glibc thinks of 1 MiB as small
+before = libc.mallinfo2().hblks
+libc.malloc(1 << 20)
+mapped = libc.mallinfo2().hblks - before
+give_back()
+print(mapped)
+"""
+
+
+def test_what_is_large_is_mapped_however_large_the_last_one_was() -> None:
+    """So that it goes back to the kernel when it is freed, whatever lies beside it."""
+
+    def mapped(how: str) -> str:
+        command = [sys.executable, "-c", LARGE, how]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    if mapped("as it comes") != "0\n":
+        pytest.skip("this C library does so by itself")
+    assert mapped("little") == "1\n"
+
+
+def test_after_each_coming_and_going_memory_is_given_back_once_it_is_quiet() -> None:
+    given: list[str] = []
+    tidier = Tidier(lambda: given.append("back"))
+    tidier.look(0, is_quiet=True)
+    assert given == []
+    tidier.look(1, is_quiet=False)
+    tidier.look(2, is_quiet=False)
+    assert given == []
+    tidier.look(2, is_quiet=True)
+    tidier.look(2, is_quiet=True)
+    assert given == ["back"]
+    tidier.look(3, is_quiet=True)
+    assert given == ["back", "back"]
