@@ -5,6 +5,7 @@ A command line is a stranger's text, and may hold secrets: it is cut, masked and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from dsagent.agent.masking import mask
 from dsagent.agent.procfs import PROC
 
 MAX_CHARS = 60
+MAX_READ_BYTES = 4096
+_PYTHON = re.compile(r"python[0-9.]{0,6}")
 _SHORTENED = 3  # the program, an option or the script, the script
 
 
@@ -27,3 +30,35 @@ def shown(words: Sequence[str], max_chars: int = MAX_CHARS) -> str:
     first = [word.rsplit("/", 1)[-1] for word in words[:_SHORTENED]]
     text = " ".join([*first, *words[_SHORTENED:]])
     return procfs.escape(mask(" ".join(text.split())), max_chars)
+
+
+def named_by_script(pid: int, comm: str, proc: Path = PROC) -> str:
+    """`python train.py` of a process that is called `python`; `comm` of any other, or where there
+    is no more to be said. Without the script's arguments: these make no names to add up by."""
+    if _PYTHON.fullmatch(comm) is None:
+        return comm
+    try:
+        with open(proc / str(pid) / "cmdline", "rb", buffering=0) as file:
+            words = file.read(MAX_READ_BYTES).decode("utf-8", "replace").split("\0")
+    except OSError:  # it has ended, or is not ours to look into
+        return comm
+    if _PYTHON.fullmatch(words[0].rsplit("/", 1)[-1]) is None:
+        return comm  # another program by now, or a title that it gave itself
+    return shown([comm, *_script(words[1:])])
+
+
+def _script(words: Sequence[str]) -> list[str]:
+    """What Python is told to run, after its own options."""
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("-"):
+            return [word] if word else []
+        if word.startswith("--"):
+            continue
+        if word[-1] == "m":
+            return ["-m", next(rest, "")]
+        if word[-1] == "c":
+            return ["-c"]
+        if word in ("-X", "-W"):
+            next(rest, "")
+    return []

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from dsagent.agent import privileges
+from dsagent.agent.command_names import named_by_script
 from dsagent.agent.doctor import Places, kernel_checks
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import FACT_DTYPE, Facts, Kind, Readings, SourceStatus, Target
@@ -159,7 +160,8 @@ class _Running:
         self._words_map, self._words = base.map("words"), dict[int, int]()
         self._ring = FactRing(base.map("facts"))
         self._open = OpenIntervals()
-        self._names: dict[int, str] = {}
+        # Pids of strangers are the initial namespace's: elsewhere they name somebody else.
+        self._knows_strangers = _own_pid_namespace() == 0
         self._cpus_checked_ns = 0
         self._poll_cost_ns = 0
         self._lagging = False
@@ -265,11 +267,13 @@ class _Running:
         self._cpus["watched"] = watched
 
     def _names_in(self, facts: Facts, threads: tables.Table) -> dict[int, str]:
-        """comm of each thread and culprit that `facts` speaks of."""
+        """comm of each thread and culprit that `facts` speaks of; of a stranger who is to
+        blame, and called python, also what it runs."""
         comms = dict(zip(threads["tid"].tolist(), threads["comm"].tolist(), strict=True))
         spoken = np.unique(
             np.concatenate((facts["tid"], facts["culprit_pid"], facts["culprit_tid"]))
         )
+        culprits = set(facts["culprit_pid"].tolist())
         names: dict[int, str] = {}
         for number in spoken.tolist():
             comm = comms.get(number)
@@ -281,6 +285,8 @@ class _Running:
                 comm = None if found is None else found[8:]
             if comm is not None and number:
                 names[number] = tables.comm_text(comm)
+                if self._knows_strangers and number in culprits and number not in comms:
+                    names[number] = named_by_script(number, names[number])
         return names
 
     def status(self, name: str) -> SourceStatus:

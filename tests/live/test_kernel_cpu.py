@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +78,7 @@ def test_the_time_of_a_running_hog_is_told_before_it_ends() -> None:
             ran_ns, end = _cpu_time_ns(hog.pid) - ran_ns, watch.complete_ns
     ran = watch.of(Kind.FOREIGN)
     ran = ran[ran["culprit_pid"] == hog.pid]
+    assert re.fullmatch(r"python[0-9.]* -c", watch.names[hog.pid])  # not what it was told to run
     exact = sorted(ran[ran["exact"] == 1][["start_ns", "end_ns"]].tolist())
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(exact))
     assert _ns(ran, {"start": start, "end": end}) == pytest.approx(ran_ns, rel=0.1, abs=20_000_000)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from dsagent.agent.command_names import MAX_CHARS, command_name, shown
+from dsagent.agent.command_names import MAX_CHARS, command_name, named_by_script, shown
 
 
 @pytest.mark.parametrize(
@@ -28,3 +30,28 @@ def test_bounded() -> None:
 
 def test_of_a_process_that_is_gone() -> None:
     assert command_name(2**22 + 7) == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (["/usr/bin/python3", "/home/bob/train.py", "--key", "k"], "python3 train.py"),
+        (["python3", "-u", "-X", "dev", "train.py"], "python3 train.py"),
+        (["python3.11", "-Im", "torch.distributed.run", "x"], "python3 -m torch.distributed.run"),
+        (["python3", "-c", "password = 'hunter2'"], "python3 -c"),
+        (["python3"], "python3"),
+        (["python3", "-m"], "python3 -m"),
+        (["python3", "me@example.com.py"], "python3 [email]"),
+        (["python3", "x" * 10_000], "python3 " + "x" * (MAX_CHARS - 9) + "…"),
+        (["trainer: rank 3"], "python3"),
+    ],
+)
+def test_python_is_named_by_what_it_runs(line: list[str], expected: str, tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cmdline").write_bytes("\0".join([*line, ""]).encode())
+    assert named_by_script(7, "python3", tmp_path) == expected
+    assert named_by_script(7, "hog-a-lot", tmp_path) == "hog-a-lot"
+
+
+def test_python_that_is_gone_is_python(tmp_path: Path) -> None:
+    assert named_by_script(7, "python3", tmp_path) == "python3"
