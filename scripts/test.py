@@ -62,7 +62,13 @@ STAGES = (
     Stage("unit and golden", (*PYTEST, "tests/unit", "tests/golden", "tests/fuzz"), 900),
     Stage("live", (*PYTEST, "tests/live"), 2100, is_live=True),
     Stage("accuracy", (*PYTEST, "tests/accuracy"), 900, is_live=True),
-    Stage("uninstall check", (*PYTEST, "tests/soak", "-m", "not nightly"), 900, is_live=True),
+    Stage(
+        "uninstall check",
+        (*PYTEST, "tests/soak", "--ignore=tests/soak/test_soak.py"),
+        900,
+        is_live=True,
+    ),
+    Stage("soak", (*PYTEST, "tests/soak/test_soak.py"), 1800, is_live=True),
     Stage("what containers need", ("bash", "scripts/setup_containers.sh"), 600, is_pytest=False),
     Stage(
         "containers",

@@ -40,6 +40,7 @@ class Server:
         self._under = () if folder is None else ("env", "-C", str(folder))
         self.pids: list[int] = []  # of all that were started here
         self.killed_ns: list[int] = []  # just before each SIGKILL, CLOCK_MONOTONIC
+        self.gone_ns: dict[int, int] = {}  # by pid, once it has ended
         self._env = env
         self._child = self._started()
 
@@ -75,6 +76,7 @@ class Server:
             self.killed_ns.append(time.monotonic_ns())
         self._child.signal(number)
         code = self._child.wait()
+        self.gone_ns[self._child.pid] = time.monotonic_ns()
         if number is signal.SIGTERM:
             assert code == 0, f"the engine ended with {code}: {self.lines}"
         self._child.__exit__(None, None, None)
@@ -125,6 +127,7 @@ class Pod:
     def watches(self) -> list[Watched]:
         """Of all that have ended, by the log: the sidecar must have ended."""
         port_of = {pid: server.port for server in self.servers for pid in server.pids}
+        gone_ns = {pid: at for server in self.servers for pid, at in server.gone_ns.items()}
         begun: dict[int, int] = {}
         let_go_ns = list(self.let_go_ns)
         found: list[Watched] = []
@@ -138,7 +141,8 @@ class Pod:
                     pid = line["pid"]
                     attached_ns = begun.pop(pid)
                     over_ns = (at for at in let_go_ns if at > attached_ns)
-                    ended_ns = min((self.mono_ns(line), *over_ns))
+                    said_ns = self.mono_ns(line)
+                    ended_ns = min((said_ns, gone_ns.get(pid, said_ns), *over_ns))
                     found.append(
                         Watched(
                             *(port_of[pid], attached_ns, ended_ns),
