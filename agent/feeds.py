@@ -28,6 +28,7 @@ from dsagent.agent.sources.steps import StepsSource
 from dsagent.agent.sources.tallies import TallySource
 
 if TYPE_CHECKING:
+    from dsagent.agent.sources.cpu_clock import CpuClockSource
     from dsagent.agent.sources.kernel import KernelSource
     from dsagent.agent.sources.py_spy import PySpySource
 
@@ -158,6 +159,7 @@ class Feeds:
         spoken = () if target.engine == "reference" else (served,)
         received = () if receiver is None else (Feed(receiver.name, lambda: receiver),)
         self._sampler: PySpySource | None = None
+        self._cpu_clock: CpuClockSource | None = None
         self._profiles_within = profiles_within
         sampled = (Feed("profiles", self._make_sampler), Feed("native", self._make_cpu_clock))
         self.all: tuple[Feed, ...] = (
@@ -210,12 +212,20 @@ class Feeds:
     def _make_cpu_clock(self) -> Source:
         from dsagent.agent.sources.cpu_clock import CpuClockSource
 
-        return CpuClockSource(self._target, lambda: self.steps.pids)
+        assert self._profiles_within is not None
+        self._cpu_clock = CpuClockSource(
+            self._target, lambda: self.steps.pids, self._profiles_within
+        )
+        return self._cpu_clock
 
     def tell_overhead(self, ratio: float, now_ns: int) -> None:
-        """What watching has cost over the last window: sampling takes what that leaves."""
+        """What watching has cost over the last window: sampling takes what that leaves, the CPU
+        clock first, which takes little."""
+        native = self._cpu_clock
         if self._sampler is not None:
-            self._sampler.pace(ratio, now_ns)
+            ratio -= self._sampler.pace(ratio, now_ns, 0.0 if native is None else native.ratio)
+        if native is not None:
+            native.pace(ratio)
 
     def _progress(self) -> Progress:
         return Progress(

@@ -58,8 +58,17 @@ def pause_after(cpu_ns: int, allowed_ratio: float, cpus: int) -> float:
     return min(MAX_PAUSE_S, cpu_ns / allowed_ns_per_s) if allowed_ns_per_s else MAX_PAUSE_S
 
 
-def allowance(max_ratio: float, seen_ratio: float, own_ratio: float) -> float:
-    """What is left of --max-overhead when all but sampling is paid, at most half of it.
-    `seen_ratio`: what watching costs in all, as last measured, with `own_ratio` for sampling."""
+def allowance(
+    max_ratio: float, seen_ratio: float, own_ratio: float, beside_ratio: float = 0.0
+) -> float:
+    """What is left of --max-overhead when all but this sampler is paid, and at most half of it for
+    all samplers. `seen_ratio`: what watching costs in all, as last measured, with `own_ratio` for
+    this sampler and `beside_ratio` for the others."""
     others = max(0.0, seen_ratio - own_ratio)
-    return min(MAX_RUN_SHARE * max_ratio, max(0.0, max_ratio - others))
+    return max(0.0, min(MAX_RUN_SHARE * max_ratio - beside_ratio, max_ratio - others))
+
+
+def is_paid(cpu_ns: int, allowed_ratio: float, cpus: int, elapsed_ns: int) -> bool:
+    """Whether what a run has taken, spread over the time since it began, is within what may be
+    taken: then another may begin."""
+    return cpu_ns <= allowed_ratio * cpus * elapsed_ns

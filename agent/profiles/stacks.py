@@ -21,6 +21,8 @@ MAX_THREADS = 1024
 _THREAD = re.compile(
     r"thread \((?P<tid>0[xX][0-9A-Fa-f]{1,16}|[0-9]{1,10})\)(?:: (?P<name>.*))?", re.DOTALL
 )
+_SPACE = re.compile(r"[ \t\n\r]*")
+_DECODER = json.JSONDecoder()
 _SAMPLES = re.compile(rb"Samples: ([0-9]{1,9})\b")
 
 
@@ -71,18 +73,62 @@ def samples_told(said: bytes) -> int | None:
 def read_trace(text: bytes, began_ns: int, ended_ns: int) -> tuple[list[Seen], int]:
     """The samples of a chrome trace by py-spy in the order of time, and how many made no sense.
     `began_ns`: the trace's time 0. Raises NotATrace."""
-    try:
-        events = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise NotATrace(f"no JSON: {str(error)[:80]}") from error
-    if not isinstance(events, list):
-        raise NotATrace("no list of events")
-    reader = _Reader(began_ns, ended_ns)
-    for event in events[:MAX_EVENTS]:
-        reader.take(event)
-    reader.flush()
-    reader.seen.sort(key=lambda seen: seen.at_ns)
-    return reader.seen, reader.damaged + max(0, len(events) - MAX_EVENTS)
+    reader = TraceReader(text, began_ns, ended_ns)
+    while not reader.is_over:
+        reader.read_event()
+    return reader.result()
+
+
+class TraceReader:
+    """`read_trace` event by event, for who must not be kept long."""
+
+    def __init__(self, text: bytes, began_ns: int, ended_ns: int) -> None:
+        """Raises NotATrace."""
+        try:
+            self._text = text.decode()
+        except ValueError as error:
+            raise NotATrace(f"no JSON: {str(error)[:80]}") from error
+        self._reader = _Reader(began_ns, ended_ns)
+        self._events = 0
+        self.is_over = False
+        self._at = self._past_space(0)
+        if not self._text.startswith("[", self._at):
+            raise NotATrace("no list of events")
+        self._at = self._past_space(self._at + 1)
+        if self._text.startswith("]", self._at):
+            self._end()
+
+    def read_event(self) -> None:
+        """The next one, as long as it is not over. Raises NotATrace."""
+        try:
+            event, at = _DECODER.raw_decode(self._text, self._at)
+        except (ValueError, RecursionError) as error:
+            raise NotATrace(f"no JSON: {str(error)[:80]}") from error
+        self._events += 1
+        if self._events <= MAX_EVENTS:
+            self._reader.take(event)
+        self._at = self._past_space(at)
+        if self._text.startswith("]", self._at):
+            self._end()
+        elif self._text.startswith(",", self._at):
+            self._at = self._past_space(self._at + 1)
+        else:
+            raise NotATrace(f"no JSON: an event has no end at {self._at}")
+
+    def _past_space(self, at: int) -> int:
+        found = _SPACE.match(self._text, at)
+        return at if found is None else found.end()
+
+    def _end(self) -> None:
+        if self._past_space(self._at + 1) != len(self._text):
+            raise NotATrace("no JSON: something follows it")
+        self.is_over = True
+        self._reader.flush()
+
+    def result(self) -> tuple[list[Seen], int]:
+        """Once it is over, as `read_trace`."""
+        self._reader.seen.sort(key=lambda seen: seen.at_ns)
+        return self._reader.seen, self._reader.damaged + max(0, self._events - MAX_EVENTS)
 
 
 class _Reader:

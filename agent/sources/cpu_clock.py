@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import platform
@@ -21,6 +22,7 @@ from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import Readings, SourceStatus, Target
 from dsagent.agent.procfs import ProcessGone
 from dsagent.agent.profiles.native_names import KERNEL, UNKNOWN, NativeNames
+from dsagent.agent.profiles.pace import allowance, is_paid
 from dsagent.agent.profiles.stacks import Frame, Recorded, Seen
 
 INTERVAL_NS = 50_000_000
@@ -40,6 +42,7 @@ _HEAD_AT, _TAIL_AT = 1024 // 8, 1032 // 8  # words of the first page
 _HEADER, _SAMPLE, _LOST = struct.Struct("=IHH"), struct.Struct("=QIIQ"), struct.Struct("=QQ")
 _IS_SAMPLE, _IS_LOST = 9, 2
 _MODE, _KERNEL_MODE = 7, 1
+_ENABLE, _DISABLE = 0x2400, 0x2401
 
 
 class CpuClockSource:
@@ -47,10 +50,18 @@ class CpuClockSource:
 
     name = "native"
 
-    def __init__(self, target: Target, pids: Callable[[], Sequence[int]]) -> None:
+    def __init__(
+        self, target: Target, pids: Callable[[], Sequence[int]], max_overhead_ratio: float
+    ) -> None:
         """`pids`: the target's processes as they are now."""
         self._target = target
         self._pids = pids
+        self._max_ratio = max_overhead_ratio
+        self._allowed_ratio = allowance(max_overhead_ratio, 0.0, 0.0)
+        self._cpus = 1
+        self._run_cost_ns = 0
+        self._is_paused = False
+        self.ratio = 0.0  # of the target's CPUs: what the last run took, over the time it paid for
         self._rings: list[_Ring] = []
         self._samples: list[_Taken] = []
         self._names: dict[int, NativeNames] = {}
@@ -64,6 +75,7 @@ class CpuClockSource:
             raise SourceUnavailable(f"not known on {platform.machine()}")
         try:
             cpus = sorted(os.sched_getaffinity(self._target.pid))[:MAX_CPUS]
+            self._cpus = len(cpus)
             for ring in _open(cpus):
                 self._rings.append(ring)  # one by one: those opened before a failure are closed
         except OSError as error:
@@ -75,9 +87,16 @@ class CpuClockSource:
             raise SourceUnavailable(f"perf_event_open: {error.strerror}") from error
         self._began_ns = time.monotonic_ns()
 
+    def pace(self, others_ratio: float) -> None:
+        """Once a window: what watching costs without this. The runs to come take what that
+        leaves."""
+        self._allowed_ratio = allowance(self._max_ratio, others_ratio, 0.0)
+
     def poll(self, now_ns: int) -> Readings:
         began_ns = time.thread_time_ns()
         readings = Readings()
+        if self._is_paused and not self._go_on(now_ns):
+            return readings
         own = set(self._pids())
         for ring in self._rings:
             for taken in ring.read():
@@ -86,11 +105,31 @@ class CpuClockSource:
                 elif taken.pid in own:
                     self._dropped += 1
             self._dropped += ring.take_lost()
-        if now_ns >= self._began_ns + RUN_NS:
+        is_over = now_ns >= self._began_ns + RUN_NS
+        if is_over:
             readings.profiles += self._recorded(now_ns)
-            self._samples, self._began_ns = [], now_ns
-        self._cost_ns += time.thread_time_ns() - began_ns
+            self._samples = []
+        cost_ns = time.thread_time_ns() - began_ns
+        self._cost_ns += cost_ns
+        self._run_cost_ns += cost_ns
+        if is_over and not self._go_on(now_ns):
+            self._is_paused = True
+            for ring in self._rings:
+                ring.enable(False)
         return readings
+
+    def _go_on(self, now_ns: int) -> bool:
+        """Begins the next run, once the last one is paid; whether it is."""
+        elapsed_ns = max(1, now_ns - self._began_ns)
+        self.ratio = self._run_cost_ns / elapsed_ns / self._cpus
+        if not is_paid(self._run_cost_ns, self._allowed_ratio, self._cpus, elapsed_ns):
+            return False
+        if self._is_paused:
+            for ring in self._rings:
+                ring.read()  # of the last run, from after its end
+                ring.enable(True)
+        self._began_ns, self._run_cost_ns, self._is_paused = now_ns, 0, False
+        return True
 
     def _recorded(self, now_ns: int) -> Iterator[Recorded]:
         by_pid: dict[int, list[_Taken]] = {}
@@ -125,7 +164,9 @@ class CpuClockSource:
         return names
 
     def status(self) -> SourceStatus:
-        return SourceStatus(self.name, "ok", self._unnamed, self._dropped, cost_ns=self._cost_ns)
+        paused = "paused: --max-overhead leaves too little for it" if self._is_paused else ""
+        reason = "; ".join(filter(None, (paused, self._unnamed)))
+        return SourceStatus(self.name, "ok", reason, self._dropped, cost_ns=self._cost_ns)
 
     def stop(self) -> None:
         for ring in self._rings:
@@ -179,6 +220,10 @@ class _Ring:
         start = position % self._size
         piece = bytes(self._data[start : start + size])
         return piece + bytes(self._data[: size - len(piece)])
+
+    def enable(self, on: bool) -> None:
+        """Whether the kernel takes samples."""
+        fcntl.ioctl(self._fd, _ENABLE if on else _DISABLE, 0)
 
     def take_lost(self) -> int:
         """Of the whole CPU, since the last call: whose they were, nobody knows."""

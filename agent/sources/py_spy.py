@@ -22,11 +22,13 @@ from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import Readings, SourceState, SourceStatus, Target
 from dsagent.agent.procfs import escape
 from dsagent.agent.profiles.pace import RUN_S, Plan, Price, allowance, pause_after, plan
-from dsagent.agent.profiles.stacks import NotATrace, Recorded, read_trace, samples_told
+from dsagent.agent.profiles.stacks import NotATrace, Recorded, TraceReader, samples_told
 
 DEADLINE_S = 30.0  # beyond a run's own time: starting, and writing what was seen
 MAX_TRACE_BYTES = 16 << 20
 MAX_SAID_BYTES = 16 << 10
+# At one poll: the session must not wait for a trace of many threads, which takes seconds to read.
+MOST_READING_NS = 10_000_000
 REST_S = 30.0  # until a process is looked at again in which nothing ran
 RETRY_S = 60.0  # until a process is tried again that could not be sampled
 MAX_PROCESSES = 64
@@ -80,18 +82,20 @@ class PySpySource:
         if self._program is None or not os.access(self._program, os.X_OK):
             raise SourceUnavailable("py-spy is missing: pip install 'dsagent[agent]'")
 
-    def pace(self, seen_ratio: float, now_ns: int) -> None:
-        """Once a window: what all of watching costs now. The runs to come take what that leaves."""
+    def pace(self, seen_ratio: float, now_ns: int, beside_ratio: float = 0.0) -> float:
+        """Once a window: what all of watching costs now, with `beside_ratio` for other samplers.
+        The runs to come take what that leaves. Returns what this one has cost in the window."""
         then_ns, cost_ns = self._cost_told_ns
         self._cost_told_ns = (now_ns, self._cost_ns)
         own_ratio = (self._cost_ns - cost_ns) / max(1, now_ns - then_ns) / self._cpus
-        self._allowed_ratio = allowance(self._max_ratio, seen_ratio, own_ratio)
+        self._allowed_ratio = allowance(self._max_ratio, seen_ratio, own_ratio, beside_ratio)
+        return own_ratio
 
     def poll(self, now_ns: int) -> Readings:
         began_ns = time.thread_time_ns()
         readings = Readings()
         if self._run is not None:
-            if self._run.is_over(now_ns):
+            if self._run.is_over(now_ns) and self._run.is_read(MOST_READING_NS):
                 self._take(self._run, readings, now_ns)
                 self._run = None
         elif now_ns >= self._next_ns:
@@ -174,6 +178,10 @@ class _Run:
         self._ended_ns: int | None = None
         self._exit_code: int | None = None
         self._is_too_slow = False
+        self._reader: TraceReader | None = None  # while what it wrote is being read
+        self._told = b""
+        self._why = ""
+        self._began_ns = 0
         # Memory files: nothing stays behind, whatever ends us.
         self._trace: IO[bytes] = os.fdopen(os.memfd_create("dsagent.stacks"), "w+b")
         self._said: IO[bytes] = os.fdopen(os.memfd_create("dsagent.py-spy"), "w+b")
@@ -212,29 +220,49 @@ class _Run:
             self._process.returncode = self._exit_code = os.waitstatus_to_exitcode(status)
             self.cpu_ns = round((used.ru_utime + used.ru_stime) * 1e9)
 
-    def result(self) -> tuple[Recorded | None, str]:
-        """Once it is over: what it saw, or why nothing."""
+    def is_read(self, most_ns: int) -> bool:
+        """Once it is over: whether all that it wrote has been read; goes on with it for that
+        long."""
+        try:
+            if self._reader is None:
+                self._begin_to_read()
+            until_ns = time.monotonic_ns() + most_ns
+            while self._reader is not None and not self._reader.is_over:
+                self._reader.read_event()
+                if time.monotonic_ns() > until_ns:
+                    return False
+        except NotATrace as error:
+            self._reader, self._why = None, f"what py-spy wrote is no trace: {error}"
+        return True
+
+    def _begin_to_read(self) -> None:
+        """Unless there is a reason why not. Raises NotATrace."""
         assert self._ended_ns is not None
-        said = _read(self._said, MAX_SAID_BYTES)
+        self._told = _read(self._said, MAX_SAID_BYTES)
         text = _read(self._trace, MAX_TRACE_BYTES)
         self._close_files()
-        stamp, _, rest = said.partition(b"\n")
+        stamp, _, self._told = self._told.partition(b"\n")
         if self._exit_code == -signal.SIGKILL:
             late = f"was not done after {RUN_S + DEADLINE_S:.0f} s"
-            return None, f"py-spy {late if self._is_too_slow else 'was killed'}"
-        if self._exit_code != 0 or not stamp.isdigit():
-            return None, _why(said)
-        began_ns = int(stamp)
-        try:
-            seen, damaged = read_trace(text, began_ns, self._ended_ns)
-        except NotATrace as error:
-            return None, f"what py-spy wrote is no trace: {error}"
-        told = samples_told(rest)
+            self._why = f"py-spy {late if self._is_too_slow else 'was killed'}"
+        elif self._exit_code != 0 or not stamp.isdigit():
+            self._why = _why(stamp + b"\n" + self._told)
+        else:
+            self._began_ns = int(stamp)
+            self._reader = TraceReader(text, self._began_ns, self._ended_ns)
+
+    def result(self) -> tuple[Recorded | None, str]:
+        """Once it is read: what it saw, or why nothing."""
+        assert self._ended_ns is not None
+        if self._reader is None:
+            return None, self._why
+        seen, damaged = self._reader.result()
+        told = samples_told(self._told)
         return (
             Recorded(
                 pid=self.pid,
-                began_ns=began_ns,
-                ended_ns=min(self._ended_ns, began_ns + round(RUN_S * 1e9)),
+                began_ns=self._began_ns,
+                ended_ns=min(self._ended_ns, self._began_ns + round(RUN_S * 1e9)),
                 interval_ns=round(1e9 / self.rate_hz),
                 seen=tuple(seen),
                 repeats=max(0, min(told or 0, MAX_REPEATS) - len(seen) - damaged),

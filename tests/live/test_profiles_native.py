@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from made import TARGET
@@ -48,7 +48,7 @@ def child() -> Iterator[int]:
 
 def started(pid: int) -> CpuClockSource:
     target = Target(pid, 0, 0, "", (), "reference")
-    source = CpuClockSource(target, lambda: (pid,))
+    source = CpuClockSource(target, lambda: (pid,), 1.0)
     try:
         source.start()
     except SourceUnavailable as reason:
@@ -92,7 +92,7 @@ def test_who_computed_where_and_how_much(child: int, monkeypatch: pytest.MonkeyP
 
 def test_other_processes_are_not_looked_at(child: int) -> None:
     source = started(child)
-    other = CpuClockSource(TARGET, lambda: (1 << 22,))
+    other = CpuClockSource(TARGET, lambda: (1 << 22,), 1.0)
     try:
         time.sleep(0.5)
         assert source.poll(time.monotonic_ns()).profiles == []
@@ -100,3 +100,40 @@ def test_other_processes_are_not_looked_at(child: int) -> None:
     finally:
         source.stop()
         other.stop()
+
+
+def test_it_pauses_where_max_overhead_leaves_too_little(
+    child: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_clock, "RUN_NS", 200_000_000)
+    source = started(child)
+    try:
+        source.pace(1.0)  # the others take all there is
+        polled_until(source, lambda _runs: "--max-overhead" in source.status().reason)
+        assert source.ratio > 0
+        for ring in source._rings:
+            ring.read()
+        before_ns = used_ns(child)
+        while used_ns(child) - before_ns < 500_000_000:  # ten samples, if any were taken
+            assert source.poll(time.monotonic_ns()).profiles == []
+            time.sleep(0.05)
+        assert not any(ring.read() for ring in source._rings)
+        source.pace(0.0)
+        paused_ns = time.monotonic_ns()
+        runs = polled_until(source, lambda runs: any(run.seen for run in runs))
+        assert all(run.began_ns >= paused_ns for run in runs)
+    finally:
+        source.stop()
+
+
+def polled_until(
+    source: CpuClockSource, is_so: Callable[[Sequence[Recorded]], bool]
+) -> list[Recorded]:
+    """All that comes until it is so."""
+    runs: list[Recorded] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so(runs):
+        assert time.monotonic() < deadline, f"{source.status()}, {len(runs)} runs"
+        time.sleep(0.05)
+        runs += source.poll(time.monotonic_ns()).profiles
+    return runs

@@ -11,6 +11,7 @@ from dsagent.agent.profiles.pace import (
     RUN_S,
     Price,
     allowance,
+    is_paid,
     pause_after,
     plan,
 )
@@ -49,6 +50,18 @@ def test_others_are_paid_first() -> None:
     assert allowance(0.01, 0.008, 0.0) == 0.01 - 0.008
     assert allowance(0.01, 0.012, 0.004) == 0.01 - 0.008  # its own part is no reason to stop
     assert allowance(0.01, 0.012, 0.0) == 0.0
+
+
+def test_samplers_share_their_half() -> None:
+    assert allowance(0.01, 0.002, 0.0, beside_ratio=0.002) == 0.005 - 0.002
+    assert allowance(0.01, 0.008, 0.0, beside_ratio=0.001) == 0.01 - 0.008
+    assert allowance(0.01, 0.006, 0.0, beside_ratio=0.006) == 0.0
+
+
+def test_another_run_begins_once_the_last_is_paid() -> None:
+    assert is_paid(100_000_000, 0.005, cpus=2, elapsed_ns=10_000_000_000)
+    assert not is_paid(100_000_001, 0.005, cpus=2, elapsed_ns=10_000_000_000)
+    assert not is_paid(1, 0.0, cpus=2, elapsed_ns=10**18)
 
 
 def test_the_price_follows_what_runs_take() -> None:

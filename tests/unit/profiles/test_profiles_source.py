@@ -86,6 +86,25 @@ def test_what_a_run_saw(new_source: NewSource) -> None:
     assert source.status().cost_ns > 0
 
 
+def test_a_large_trace_is_read_in_pieces(
+    new_source: NewSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No poll takes much longer than MOST_READING_NS: with no time at all each reads one event."""
+    monkeypatch.setattr(py_spy, "MOST_READING_NS", 0)
+    source = new_source(f"echo '{TRACE}' > $out")
+    polled(source, lambda: source._run is not None)
+    run = source._run
+    assert run is not None
+    polled(source, lambda: run._reader is not None)
+    left = 3 - 1
+    while not (found := source.poll(time.monotonic_ns()).profiles):
+        assert source._run is run
+        left -= 1
+        assert left >= 0, "more polls than events"
+    assert left == 0
+    assert len(found[0].seen) == 3
+
+
 def test_it_never_pauses_and_is_bounded(new_source: NewSource, tmp_path: Path) -> None:
     told = tmp_path / "told"
     source = new_source("exit 1")

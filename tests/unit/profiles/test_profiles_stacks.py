@@ -117,7 +117,11 @@ def test_what_makes_no_sense_is_counted(bad: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"{}", b"[", b"\xff", b"1", b"[" * 100_000, b'{"traceEvents": []}']
+    "text",
+    [
+        *(b"", b"{}", b"[", b"\xff", b"1", b"[" * 100_000, b'{"traceEvents": []}'),
+        *(b"[1", b"[1,", b"[1,]", b"[1 2]", b"[,1]", b"[1] 2", b"[] 2", b"[1}", b"[NaN"),
+    ],
 )
 def test_what_is_no_trace_is_refused(text: bytes) -> None:
     with pytest.raises(NotATrace):
@@ -126,6 +130,13 @@ def test_what_is_no_trace_is_refused(text: bytes) -> None:
 
 def test_an_empty_trace_is_one() -> None:
     assert read() == ([], 0)
+    assert read_trace(b" [ ]\n", BEGAN_NS, ENDED_NS) == ([], 0)
+
+
+def test_space_between_events_is_none() -> None:
+    spaced = json.dumps([event("B", MAIN, 100), event("B", STEP, 200)], indent=1).encode()
+    seen, damaged = read_trace(b"\n" + spaced + b"\n", BEGAN_NS, ENDED_NS)
+    assert (len(seen), damaged) == (2, 0)
 
 
 JSON = st.recursive(
