@@ -30,6 +30,7 @@ from dsagent.agent.procfs import ProcessGone
 
 RUN_TIMEOUT_S = 30.0  # until the interpreter gets to it
 _STEP_TIMEOUT_S = 5.0  # for what the thread does as soon as it has a CPU
+_BUSY_TIMEOUT_S = 30.0  # until it has one, on a machine that has none left
 _SYSCALL_WAIT_S = 0.25
 _STOPS = 40
 _NUDGE_S = 0.5
@@ -124,15 +125,37 @@ class _Injection:
         address = _free_address(self._pid, size_bytes)
         arguments = (address, size_bytes, _READ_WRITE, _PRIVATE_ANONYMOUS_NOREPLACE, -1, 0)
         self._system_call("map", _SYS_MMAP, arguments)
-        if not self._until(lambda: self._is_mapped(address), _STEP_TIMEOUT_S):
+        if not self._has_done(lambda: self._is_mapped(address)):
             self._clear_cave()
-            raise CannotInject(f"process {self._pid} got no memory for it")
+            raise CannotInject(
+                f"process {self._pid} was given no memory for it: its address space is limited "
+                "(RLIMIT_AS) or full, or it had no CPU"
+            )
         return address
 
     def _unmap(self, block: int, size_bytes: int) -> None:
         self._system_call("unmap", _SYS_MUNMAP, (block, size_bytes))
-        self._until(lambda: not self._is_mapped(block), _STEP_TIMEOUT_S)
+        self._has_done(lambda: not self._is_mapped(block))
         self._clear_cave()
+
+    def _has_done(self, condition: Callable[[], bool]) -> bool:
+        """Whether the thread has done its system call, and it shows. It comes to that as soon as
+        it has a CPU; where it has left our code, and it does not show, the kernel has refused."""
+        if self._until(condition, _STEP_TIMEOUT_S):
+            return True
+        deadline = time.monotonic() + _BUSY_TIMEOUT_S
+        while (left_s := deadline - time.monotonic()) > 0 and self._is_in_our_code(left_s):
+            time.sleep(_POLL_S)
+        return condition()
+
+    def _is_in_our_code(self, timeout_s: float) -> bool:
+        """Where it stops next, which takes a CPU too."""
+        tracee = Tracee(self._pid)
+        try:
+            return self._in_cave(tracee.interrupt(timeout_s))
+        finally:
+            tracee.detach()
+            self._stopped_ns += tracee.stopped_ns
 
     def _is_mapped(self, address: int) -> bool:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import inject_lab as lab
 import pytest
 
 from dsagent.agent.errors import CANNOT_ATTACH
+from dsagent.agent.inject import injection
 from dsagent.agent.inject.injection import run_inside
 from dsagent.agent.inject.interpreter import CannotInject
 
@@ -61,6 +63,30 @@ def test_another_pid_namespace() -> None:
         with open(f"/proc/{process.pid}/task/{process.pid}/children") as children:
             inner = int(children.read().split()[0])
         assert "is in another pid namespace; run dsagent inside" in refused(inner)
+
+
+def test_one_that_gets_no_memory() -> None:
+    with lab.PythonTarget("naps") as target:
+        with open(f"/proc/{target.pid}/statm") as statm:
+            now_bytes = int(statm.read().split()[0]) * resource.getpagesize()
+        before = lab.mapped(target.pid)
+        unlimited = resource.prlimit(target.pid, resource.RLIMIT_AS, (now_bytes, -1))
+        assert "was given no memory for it: its address space is limited" in refused(target.pid)
+        resource.prlimit(target.pid, resource.RLIMIT_AS, unlimited)
+        target.goes_on()
+        assert lab.mapped(target.pid) == before
+        assert run_inside(target.pid, "REPORT = 'well'").report is not None
+
+
+def test_one_that_waits_long_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has been done yet when it is looked at: it is waited for, not given up."""
+    monkeypatch.setattr(injection, "_STEP_TIMEOUT_S", 0.0)
+    with lab.PythonTarget("naps") as target:
+        before = lab.mapped(target.pid)
+        for _ in range(20):
+            assert run_inside(target.pid, "REPORT = 'well'").report is not None
+        assert lab.mapped(target.pid) == before
+        target.goes_on()
 
 
 def test_no_python() -> None:
