@@ -80,7 +80,7 @@ class Aggregate:
             self._store.increase(catalog.EVENTS, 1, {"event": event.name})
         self._add_samples(batch.samples, batch.now_ns)
         self._set_sources(batch.sources)
-        self._set_sinks(batch.sinks)
+        set_sinks(self._store, batch.sinks)
         if self._slo is not None:
             self._slo.show(self._store)
         self._store.set(catalog.UNCOUNTED_LOSSES, batch.uncounted_losses, {})
@@ -229,19 +229,21 @@ class Aggregate:
             self._store.set(catalog.SOURCE_LAG, status.lag_ns / 1e9, source)
             self._store.set(catalog.SOURCE_COST, status.cost_ns / 1e9, source)
 
-    def _set_sinks(self, sinks: Iterable[SinkStatus]) -> None:
-        for status in sinks:
-            sink = {"sink": status.name}
-            self._store.set(catalog.SINK_SENT, status.sent, sink)
-            self._store.set(catalog.SINK_ACKNOWLEDGED, status.acknowledged, sink)
-            self._store.set(catalog.SINK_FAILED, status.failed, sink)
-            self._store.set(catalog.SINK_DROPPED, status.dropped, sink)
-            for part in (status.parts or (status,)) if status.made is not None else ():
-                kind = {**sink, "kind": part.name}
-                self._store.set(catalog.SINK_MADE, (part.made or 0) + part.recovered, kind)
-                self._store.set(catalog.SINK_QUEUED, part.queued, kind)
-                for why, items in part.lost.items():
-                    self._store.set(catalog.SINK_LOST, items, {**kind, "reason": why})
+
+def set_sinks(store: Store, sinks: Iterable[SinkStatus]) -> None:
+    """How the sinks stand, by the catalogue's names."""
+    for status in sinks:
+        sink = {"sink": status.name}
+        store.set(catalog.SINK_SENT, status.sent, sink)
+        store.set(catalog.SINK_ACKNOWLEDGED, status.acknowledged, sink)
+        store.set(catalog.SINK_FAILED, status.failed, sink)
+        store.set(catalog.SINK_DROPPED, status.dropped, sink)
+        for part in (status.parts or (status,)) if status.made is not None else ():
+            kind = {**sink, "kind": part.name}
+            store.set(catalog.SINK_MADE, (part.made or 0) + part.recovered, kind)
+            store.set(catalog.SINK_QUEUED, part.queued, kind)
+            for why, items in part.lost.items():
+                store.set(catalog.SINK_LOST, items, {**kind, "reason": why})
 
 
 def size_class(size: int, bounds: Sequence[int]) -> str:

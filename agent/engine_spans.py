@@ -28,11 +28,25 @@ BOUND_NS = 5_000_000  # figures may differ by this, or by BOUND_RATIO if that is
 BOUND_RATIO = 0.02
 
 
+class Claims:
+    """Who may have a span that fits a request: here whoever asks, since there is one engine."""
+
+    counts_unmatched = (
+        True  # spans that nobody has had in the end are counted by who was shown them
+    )
+
+    def take(self, span: EngineSpan, *, is_named: bool, now_ns: int) -> bool:
+        """Whether the span is the asker's from now on. `is_named`: it fits by the engine's request
+        id, and not only by trace, caller and time. May be asked again after a no."""
+        return True
+
+
 class EngineSpans:
     """Accounts in, accounts out: joined ones as soon as both sides are known, the others once
     they have been held for `hold_ns`."""
 
-    def __init__(self, hold_ns: int = HOLD_NS) -> None:
+    def __init__(self, claims: Claims | None = None, hold_ns: int = HOLD_NS) -> None:
+        self._claims = claims or Claims()
         self._hold_ns = hold_ns
         self._held: OrderedDict[int, Account] = OrderedDict()  # by order of coming
         self._due: OrderedDict[int, int] = OrderedDict()
@@ -65,16 +79,16 @@ class EngineSpans:
                 self._early[span.span_id] = (now_ns, span)
         out: list[Account] = []
         for span_id, (came_ns, span) in list(self._early.items()):
-            number = self._request_of(span, anchor)
-            if number is not None:
+            number, is_named = self._request_of(span, anchor)
+            if number is not None and self._claims.take(span, is_named=is_named, now_ns=now_ns):
                 del self._early[span_id]
                 out.append(self._join(self._release(number), span))
             elif now_ns - came_ns > KEEP_SPAN_NS:
                 del self._early[span_id]
-                self.outcomes["unmatched"] += 1
+                self._unmatched()
         while len(self._early) > MOST_SPANS:
             self._early.popitem(last=False)
-            self.outcomes["unmatched"] += 1
+            self._unmatched()
         while self._due and (
             self._let_all_go
             or len(self._held) > MOST_HELD
@@ -82,6 +96,10 @@ class EngineSpans:
         ):
             out.append(self._release(next(iter(self._due))))
         return out
+
+    def _unmatched(self) -> None:
+        if self._claims.counts_unmatched:
+            self.outcomes["unmatched"] += 1
 
     def samples(self, now_ns: int) -> list[Sample]:
         """What has been counted so far, by the catalogue's names."""
@@ -117,9 +135,10 @@ class EngineSpans:
         _discard(self._by_trace, account.record.trace_id, number)
         return account
 
-    def _request_of(self, span: EngineSpan, anchor: ClockAnchor) -> int | None:
-        """The held request that is the span's: by the engine's request id, else as the only one
-        of its trace and caller. Ids repeat, and clients choose some: the times must fit, too."""
+    def _request_of(self, span: EngineSpan, anchor: ClockAnchor) -> tuple[int | None, bool]:
+        """The held request that is the span's: by the engine's request id (True), else as the only
+        one of its trace and caller. Ids repeat, and clients choose some: the times must fit, too.
+        """
         start_ns = anchor.mono_ns + span.start_unix_ns - anchor.unix_ns
         end_ns = anchor.mono_ns + span.end_unix_ns - anchor.unix_ns
 
@@ -139,13 +158,13 @@ class EngineSpans:
         if len(named) > 1:  # one client's id for several requests: each has its own caller's span
             named = [n for n in named if self._held[n].record.parent_span_id == span.parent_span_id]
         if named:
-            return named[0] if len(named) == 1 else None
+            return (named[0] if len(named) == 1 else None), True
         siblings = [
             n
             for n in self._by_trace.get(span.trace_id, ())
             if fits(n) and self._held[n].record.parent_span_id == span.parent_span_id
         ]
-        return siblings[0] if len(siblings) == 1 else None
+        return (siblings[0] if len(siblings) == 1 else None), False
 
     def _join(self, account: Account, span: EngineSpan) -> Account:
         """Our span of the request becomes one below the engine's; so it is in the engine's trace

@@ -139,6 +139,7 @@ class EngineSpan:
     start_unix_ns: int
     end_unix_ns: int
     figures: Mapping[str, float] = field(default_factory=dict)  # by attribute, as they came
+    process_id: int | None = None  # whose span it is, as the engine numbers its process
 
 
 @dataclass(frozen=True, slots=True)

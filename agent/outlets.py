@@ -25,6 +25,8 @@ from dsagent.agent.slo import Limits, SloFile, load_slo
 from dsagent.agent.slo_metrics import SloFigures
 
 if TYPE_CHECKING:
+    from dsagent.agent.sinks.otlp_delivery import QueueOptions
+    from dsagent.agent.sinks.otlp_forward import OtlpForwardSink
     from dsagent.agent.slo.alert import Alert
     from dsagent.agent.sources.otlp_receiver.source import OtlpReceiver
 
@@ -204,28 +206,41 @@ def make_attached_sinks(options: OutletOptions, judged: Judged) -> list[Sink]:
     config = otlp_config(os.environ, options.otlp_endpoint, options.otlp_protocol)
     if config is not None:
         from dsagent.agent.sinks.otlp import OtlpSink
-        from dsagent.agent.sinks.otlp_delivery import QueueOptions
 
-        queue = None
-        if options.otlp_queue is not None:
-            queue = QueueOptions(options.otlp_queue, options.otlp_queue_max_bytes)
         otlp = OtlpSink(
             config,
             limits,
             sampler=sampler,
             resource=resource,
             step_spans=options.step_spans,
-            queue=queue,
+            queue=_queue(options),
             masked=options.masked,
             slo=figures,
         )
         judged.also_told[:] = [otlp.tell]
         sinks.append(otlp)
-        if (options.otlp_receive or options.otlp_receive_grpc) and config.traces is not None:
-            from dsagent.agent.sinks.otlp_forward import OtlpForwardSink
+    forward = make_forward(options)
+    return sinks if forward is None else [*sinks, forward]
 
-            sinks.append(OtlpForwardSink(config.traces, queue))
-    return sinks
+
+def make_forward(options: OutletOptions) -> OtlpForwardSink | None:
+    """Passes on what is received, not started; None where nothing is, or there is nowhere to pass
+    it on to. Raises DsagentError."""
+    config = otlp_config(os.environ, options.otlp_endpoint, options.otlp_protocol)
+    is_received = options.otlp_receive or options.otlp_receive_grpc
+    if config is None or config.traces is None or not is_received:
+        return None
+    from dsagent.agent.sinks.otlp_forward import OtlpForwardSink
+
+    return OtlpForwardSink(config.traces, _queue(options))
+
+
+def _queue(options: OutletOptions) -> QueueOptions | None:
+    from dsagent.agent.sinks.otlp_delivery import QueueOptions
+
+    if options.otlp_queue is None:
+        return None
+    return QueueOptions(options.otlp_queue, options.otlp_queue_max_bytes)
 
 
 def make_receiver(options: OutletOptions) -> OtlpReceiver | None:

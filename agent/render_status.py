@@ -58,6 +58,8 @@ def _headline(document: Document) -> Text:
 def _own(document: Document) -> Table:
     table = _plain_table()
     table.add_row("listens", _listens(document["listener"]))
+    if document["receiver"]["state"] != "off":
+        table.add_row("receives", _receives(document["receiver"]))
     table.add_row("settings", _settings(document["settings"]))
     memory = document["memory"]
     if memory["limit_bytes"] is not None:
@@ -84,6 +86,22 @@ def _listens(listener: Document) -> Text:
         text.append(f", {listener['refused']} refused")
     if listener["reason"]:
         text.append(f"\n{escape(listener['reason'], 1000)}", style="yellow")
+    return text
+
+
+def _receives(receiver: Document) -> Text:
+    places = (("", receiver["http"]), (" (gRPC)", receiver["grpc"]))
+    text = Text(", ".join(f"{place}{how}" for how, place in places if place))
+    spans = receiver["spans"]
+    text.append(f": {counted(spans.get('request', 0), 'span')} of requests")
+    if unmatched := receiver["outcomes"].get("unmatched"):
+        text.append(f", {unmatched} of them of none that is known")
+    if sent := receiver["passed_on"]:
+        text.append(f"; {sent['acknowledged']} of {sum(spans.values())} passed on")
+        if sent["reason"]:
+            text.append(f"\n{escape(sent['reason'], 1000)}", style="yellow")
+    if receiver["reason"]:
+        text.append(f"\n{escape(receiver['reason'], 1000)}", style="yellow")
     return text
 
 

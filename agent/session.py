@@ -15,7 +15,7 @@ from dsagent.agent.accountant import Accountant
 from dsagent.agent.calls import Calls
 from dsagent.agent.clock import Clock
 from dsagent.agent.control import ControlServer, TakenElsewhere
-from dsagent.agent.engine_spans import EngineSpans
+from dsagent.agent.engine_spans import Claims, EngineSpans
 from dsagent.agent.errors import CANNOT_ATTACH, DsagentError
 from dsagent.agent.facts import (
     Event,
@@ -67,6 +67,7 @@ class Session:
         sinks: Sequence[Sink] = (),
         *,
         receiver: Source | None = None,
+        claims: Claims | None = None,
         has_profiles: bool = False,
         duration_s: float | None = None,
         max_overhead_ratio: float = 0.01,
@@ -98,7 +99,7 @@ class Session:
         )
         self._max_overhead_ratio = max_overhead_ratio
         self._tier: Tier = tier
-        self._engine_spans = None if receiver is None else EngineSpans()
+        self._engine_spans = None if receiver is None else EngineSpans(claims)
         self._outlets = Outlets(sinks)
         self._normal = normal
         self._anomalies = anomalies

@@ -126,6 +126,18 @@ def sidecar(
     pyroscope: Annotated[
         str | None, option(metavar="URL", help="Push profiles of the engines to Pyroscope there.")
     ] = None,
+    otlp_receive: Annotated[
+        str | None,
+        option(
+            metavar="[HOST:PORT]",
+            help="Take the spans that engines export themselves, by OTLP over HTTP; without an "
+            "address at 127.0.0.1:4318. They are passed on to the OTLP endpoint.",
+        ),
+    ] = None,
+    otlp_receive_grpc: Annotated[
+        str | None,
+        option(metavar="[HOST:PORT]", help="The same over gRPC; without an address at :4317."),
+    ] = None,
     anomalies: Annotated[
         bool, option("--anomalies", help="Tell what takes longer than usual.")
     ] = False,
@@ -188,6 +200,12 @@ def sidecar(
         max_engines=max_engines,
         max_memory_bytes=max_memory,
         listen=settings.listen_address(listen),
+        otlp_receive=settings.listen_address(
+            otlp_receive, settings.ADDRESS_DEFAULTS["--otlp-receive"]
+        ),
+        otlp_receive_grpc=settings.listen_address(
+            otlp_receive_grpc, settings.ADDRESS_DEFAULTS["--otlp-receive-grpc"]
+        ),
         guarded_by=ListenOptions(listen_token_file, listen_tls_cert, listen_tls_key, listen_open),
         as_json=json,
     )

@@ -17,8 +17,10 @@ from dsagent.agent.sidecar.books import Books
 from dsagent.agent.sidecar.log import Log
 from dsagent.agent.sidecar.options import SidecarOptions
 from dsagent.agent.sidecar.processes import Key, command_text, program_mark
+from dsagent.agent.sidecar.receiver import ReceivedSource
 from dsagent.agent.sidecar.scanner import Found, Scanner
 from dsagent.agent.sidecar.slots import Slot, Slots
+from dsagent.agent.sidecar.span_board import OwnerOf
 from dsagent.agent.sidecar.watch import Watch
 from dsagent.agent.target import probe_rings, resolve
 from dsagent.agent.wording import counted
@@ -41,8 +43,16 @@ class Waiting:
 class Engines:
     """One thread; what it holds may be read from others."""
 
-    def __init__(self, books: Books, log: Log, wake: Callable[[], None]) -> None:
-        """`wake`: from the watches' threads, when one has changed its state."""
+    def __init__(
+        self,
+        books: Books,
+        log: Log,
+        wake: Callable[[], None],
+        received: Callable[[Key], ReceivedSource | None] = lambda _key: None,
+    ) -> None:
+        """`wake`: from the watches' threads, when one has changed its state. `received`: what the
+        engine of a watch exports itself, where that is received."""
+        self._received = received
         self._books = books
         self._log = log
         self._wake = wake
@@ -70,6 +80,17 @@ class Engines:
     def is_quiet(self) -> bool:
         """None is being attached to or let go of."""
         return all(watch.state == "watching" for watch in self._watches.values())
+
+    def owners(self) -> OwnerOf:
+        """Says of a process which engine that is watched now it belongs to."""
+        parent_of = procfs.parents()
+        keys = {key.pid: key for key in self._watches}
+
+        def owner_of(pid: int) -> Key | None:
+            near = (pid, *procfs.ancestors(pid, parent_of))
+            return next((keys[each] for each in near if each in keys), None)
+
+        return owner_of
 
     def states(self) -> tuple[str, ...]:
         """Of each engine; from any thread."""
@@ -217,6 +238,7 @@ class Engines:
             slot,
             options.attach,
             self._books.open(key),
+            received=self._received(key),
             most_engines=options.max_engines,
             kernel_why=self._kernel_why,
             tell=lambda event, line: self._log.say(event, line, about=str(key.pid), pid=key.pid),

@@ -31,6 +31,7 @@ from dsagent.agent.sidecar.memory import Pressure, Tidier, Usage, give_back, usa
 from dsagent.agent.sidecar.options import SidecarOptions, needing_restart
 from dsagent.agent.sidecar.own_metrics import Figures, families
 from dsagent.agent.sidecar.reader import SettingsReader
+from dsagent.agent.sidecar.receiver import Receiver
 from dsagent.agent.sidecar.weight import weight
 from dsagent.agent.waker import Waker
 
@@ -53,7 +54,8 @@ class Sidecar:
         self._loaded_unix_ns: int | None = None
         self.reloads = self.refused = self.failures = 0
         self._books = Books()
-        self._engines = Engines(self._books, log, self._wake)
+        self._receiver = Receiver()
+        self._engines = Engines(self._books, log, self._wake, self._receiver.source_for)
         self._answers = Answers(lambda: self._engines.watches, self._books)
         self._listener = Listener(self._collect, lambda: self._health)
         self._health = Health(False, ("it has just begun",), 0)
@@ -119,6 +121,7 @@ class Sidecar:
         if self._control is not None:
             self._control.close()
         self._engines.stop_all(STOP_S)
+        self._receiver.stop()
         self._listener.stop()
         self._log.say("sidecar.ended", "done")
 
@@ -128,6 +131,9 @@ class Sidecar:
         self._listener.set(self._options.listen, self._options.guarded_by)
         self._listener.attend(now_ns)
         self._tell("listener", self._listener.reason)
+        self._receiver.set(self._options)
+        self._receiver.attend(now_ns, self._engines.owners)
+        self._tell("receiver", self._receiver.reason)
         self._open_control(selector, now_ns)
         if self._control is not None:
             self._control.expire(now_ns)
@@ -176,6 +182,8 @@ class Sidecar:
             new = replace(
                 new,
                 listen=self._options.listen,
+                otlp_receive=self._options.otlp_receive,
+                otlp_receive_grpc=self._options.otlp_receive_grpc,
                 max_engines=self._options.max_engines,
                 guarded_by=self._options.guarded_by,
                 as_json=self._options.as_json,
@@ -216,7 +224,8 @@ class Sidecar:
         give_back()
 
     def _reasons(self) -> list[str]:
-        reasons = [self._settings_reason, self._listener.reason, self._control_reason]
+        reasons = [self._settings_reason, self._listener.reason, self._receiver.reason]
+        reasons.append(self._control_reason)
         if self._pressure.level:
             reasons.append(f"close to the memory limit: {self._pressure.relief.what}")
         return [reason for reason in (*reasons, *self._engines.reasons()) if reason]
@@ -242,7 +251,7 @@ class Sidecar:
             relief_level=self._pressure.level,
         )
         return merged(
-            families(figures),
+            [*families(figures), *self._receiver.families()],
             ((slot.name, slot.occupied, slot.collected.collect()) for slot in self._engines.slots),
         )
 
@@ -280,6 +289,7 @@ class Sidecar:
                 "needs_restart": list(self._pending_restart),
             },
             "listener": self._listener.describe(),
+            "receiver": self._receiver.describe(),
             "memory": {
                 "used_bytes": None if used is None else used.used_bytes,
                 "limit_bytes": None if used is None else used.limit_bytes,

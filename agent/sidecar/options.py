@@ -29,7 +29,8 @@ class AttachOptions:
 
 @dataclass(frozen=True, slots=True)
 class SidecarOptions:
-    """`listen`: HOST:PORT, None for nothing. `allow_inject` comes from the settings file only."""
+    """`listen`, `otlp_receive`, `otlp_receive_grpc`: HOST:PORT, None for nothing. `allow_inject`
+    comes from the settings file only."""
 
     attach: AttachOptions = field(default_factory=AttachOptions)
     match: re.Pattern[str] | None = None
@@ -37,6 +38,8 @@ class SidecarOptions:
     max_memory_bytes: int | None = None
     allow_inject: bool = False
     listen: str | None = None
+    otlp_receive: str | None = None
+    otlp_receive_grpc: str | None = None
     guarded_by: ListenOptions = field(default_factory=ListenOptions)
     as_json: bool = False
 
@@ -44,6 +47,8 @@ class SidecarOptions:
 # What is bound or opened once. It stays as it was until the sidecar starts anew.
 NEEDS_RESTART = {
     "listen": "listen",
+    "otlp_receive": "otlp_receive",
+    "otlp_receive_grpc": "otlp_receive_grpc",
     "max_engines": "max_engines",  # what is on disk is shared by so many
     "guarded_by": "listen_token_file, listen_tls_cert, listen_tls_key, listen_open",
     "as_json": "json",

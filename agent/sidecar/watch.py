@@ -22,6 +22,7 @@ from dsagent.agent.session import Session
 from dsagent.agent.sidecar.kept import Retried
 from dsagent.agent.sidecar.options import AttachOptions
 from dsagent.agent.sidecar.processes import Key, command_text, program_mark
+from dsagent.agent.sidecar.receiver import ReceivedSource
 from dsagent.agent.sidecar.slots import Slot, folder_of
 from dsagent.agent.sinks.base import Sink
 
@@ -46,12 +47,14 @@ class Watch:
         options: AttachOptions,
         ledger: Ledger,
         *,
+        received: ReceivedSource | None = None,
         most_engines: int,
         kernel_why: str | None,
         tell: Tell,
         on_change: Callable[[], None],
     ) -> None:
-        """`most_engines`: that share what is on disk. `kernel_why`: why the kernel is not looked
+        """`received`: spans that the engine exports itself. `most_engines`: that share what is on
+        disk. `kernel_why`: why the kernel is not looked
         into, for now. `on_change` is called from the watch's thread when `state` has changed."""
         self.key = Key.of(target)
         self.target = target
@@ -64,6 +67,7 @@ class Watch:
         self.since_unix_ns = time.time_ns()
         self.summary: Mapping[str, Any] | None = None
         self._options = options
+        self._received = received
         self._most_engines = most_engines
         self._kernel_why = kernel_why
         self._tell = tell
@@ -161,6 +165,8 @@ class Watch:
         return Session(
             self.target,
             sinks,
+            receiver=self._received,
+            claims=None if self._received is None else self._received.claims,
             max_overhead_ratio=options.max_overhead_ratio,
             tier=options.tier,
             without=options.without,

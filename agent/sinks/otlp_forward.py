@@ -6,7 +6,9 @@ A receiver that swallowed them would take from people what they had before it ca
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
+from dsagent.agent.facts import OtlpBody
 from dsagent.agent.sinks.base import Explained, SinkStatus
 from dsagent.agent.sinks.otlp_config import Endpoint
 from dsagent.agent.sinks.otlp_delivery import Delivery, QueueOptions
@@ -27,8 +29,11 @@ class OtlpForwardSink:
         self._way.start()
 
     def take(self, batch: Explained) -> None:
+        self.forward(batch.otlp_bodies)
+
+    def forward(self, bodies: Iterable[OtlpBody]) -> None:
         ledger = self._way.ledger
-        for body in batch.otlp_bodies:
+        for body in bodies:
             ledger.made(body.spans)
             if not self._bodies.put(Body(body.data, body.spans)):
                 ledger.dropped(body.spans, "queue_full", "more spans than the back end takes")

@@ -59,7 +59,7 @@ def test_engines_come_crash_and_come_again(lab: Lab) -> None:
                 assert explained("first-of-a", b.pid) is None
                 status = sidecar.status()
                 assert set(status) == set(made_status.SIDECAR)
-                for part in ("settings", "listener", "memory", "recent", "scan"):
+                for part in ("settings", "listener", "receiver", "memory", "recent", "scan"):
                     assert set(status[part]) == set(made_status.SIDECAR[part])
                 engines = sidecar.engines()
                 assert set(engines[b.pid]) == set(made_status.ENGINE)

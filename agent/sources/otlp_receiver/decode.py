@@ -7,7 +7,7 @@ stable; a test holds this equal to the generated classes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsagent.agent.facts import EngineSpan
 from dsagent.agent.sources.otlp_receiver.wire import I64, LEN, VARINT, BadBodyError, Reader
@@ -19,6 +19,11 @@ MAX_TEXT_BYTES = 256
 SERVER_KIND = 2
 
 REQUEST_ID = ("gen_ai.request.id", "gen_ai.response.id")  # vLLM's name; the convention's
+PROCESS_ID = (
+    "process.pid",
+    "vllm.process_id",
+)  # of the resource: the convention's; vLLM's, as text
+MAX_PID = 1 << 22  # of Linux
 FIGURES = frozenset(
     {
         "gen_ai.latency.e2e",
@@ -44,18 +49,43 @@ class Received:
 def decode(body: bytes) -> Received:
     """Raises BadBodyError where it is not such a message, or too large a one."""
     reader = Reader(body, MAX_FIELDS)
-    spans, of_requests = 0, []
+    spans = 0
+    of_requests: list[EngineSpan] = []
     for number, wire, a, b in reader.fields(0, len(body)):
         if number != 1 or wire != LEN:
             continue
+        process_id: int | None = None
+        of_process: list[EngineSpan] = []
         for inner, inner_wire, c, d in reader.fields(a, b):
-            if inner == 2 and inner_wire == LEN:
+            if inner_wire != LEN:
+                continue
+            if inner == 1:
+                process_id = _process_id(reader, c, d)
+            elif inner == 2:
                 count, found = _scope_spans(reader, c, d)
                 spans += count
-                of_requests += found
+                of_process += found
                 if spans > MAX_SPANS:
                     raise BadBodyError("too many spans")
+        of_requests += [replace(span, process_id=process_id) for span in of_process]
     return Received(spans, tuple(of_requests))
+
+
+def _process_id(reader: Reader, start: int, end: int) -> int | None:
+    """What a resource says of the process; None where that is no number, or nothing."""
+    left = MAX_ATTRIBUTES
+    for number, wire, a, b in reader.fields(start, end):
+        if number != 1 or wire != LEN or not left:
+            continue
+        left -= 1
+        key, value = _attribute(reader, a, b)
+        if key not in PROCESS_ID:
+            continue
+        if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) < 8:
+            value = int(value)
+        if isinstance(value, int) and 0 < value <= MAX_PID:
+            return value
+    return None
 
 
 def _scope_spans(reader: Reader, start: int, end: int) -> tuple[int, list[EngineSpan]]:

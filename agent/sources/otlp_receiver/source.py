@@ -46,6 +46,15 @@ class OtlpReceiver:
         self._next_samples_ns = 0
         self._poll_ns = 0
 
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Where it listens: HTTP first, then gRPC."""
+        return tuple(server.port for server in (self.http, self.grpc) if server is not None)
+
+    def counts(self) -> tuple[dict[tuple[str, str], int], dict[str, int]]:
+        """Requests by (protocol, code), and spans by what they stand for; from any thread."""
+        return self._inbox.counts()
+
     def start(self) -> None:
         for server in (self.http, self.grpc):
             if server is not None:

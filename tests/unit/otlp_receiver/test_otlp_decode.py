@@ -15,7 +15,13 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 
 from dsagent.agent.facts import EngineSpan
 from dsagent.agent.sources.otlp_receiver import decode as decoding
-from dsagent.agent.sources.otlp_receiver.decode import FIGURES, REQUEST_ID, decode
+from dsagent.agent.sources.otlp_receiver.decode import (
+    FIGURES,
+    MAX_PID,
+    PROCESS_ID,
+    REQUEST_ID,
+    decode,
+)
 from dsagent.agent.sources.otlp_receiver.inbox import (
     MAX_MEMBERS,
     MAX_PLAIN_BYTES,
@@ -64,18 +70,50 @@ def spans() -> st.SearchStrategy[Span]:
     )
 
 
+OF_RESOURCES = st.lists(
+    st.one_of(
+        st.builds(KeyValue, key=KEYS, value=VALUES),
+        st.builds(KeyValue, key=st.sampled_from(PROCESS_ID), value=VALUES),
+        st.builds(
+            KeyValue,
+            key=st.sampled_from(PROCESS_ID),
+            value=st.one_of(
+                st.builds(AnyValue, int_value=st.sampled_from([0, 1, 77, MAX_PID, MAX_PID + 1])),
+                st.builds(
+                    AnyValue, string_value=st.sampled_from(["77", "-7", "７", "08", "9" * 9])
+                ),
+            ),
+        ),
+    ),
+    max_size=4,
+)
+
+
 @st.composite
 def requests(draw: st.DrawFn) -> ExportTraceServiceRequest:
     request = ExportTraceServiceRequest()
     for _ in range(draw(st.integers(0, 2))):
         resource = ResourceSpans(schema_url=draw(TEXT))
-        resource.resource.attributes.extend(draw(ATTRIBUTES))
+        resource.resource.attributes.extend(draw(OF_RESOURCES))
         for _ in range(draw(st.integers(0, 2))):
             scope = ScopeSpans(spans=draw(st.lists(spans(), max_size=3)))
             scope.scope.name = draw(TEXT)
             resource.scope_spans.append(scope)
         request.resource_spans.append(resource)
     return request
+
+
+def process_of(resource: ResourceSpans) -> int | None:
+    for attribute in resource.resource.attributes:
+        which = attribute.value.WhichOneof("value")
+        value = getattr(attribute.value, which) if which else None
+        if attribute.key not in PROCESS_ID or isinstance(value, bool):
+            continue
+        if isinstance(value, str) and set(value) <= set("0123456789") and 0 < len(value) < 8:
+            value = int(value)
+        if isinstance(value, int) and 1 <= value <= MAX_PID:
+            return value
+    return None
 
 
 def expected(request: ExportTraceServiceRequest) -> list[EngineSpan]:
@@ -109,6 +147,7 @@ def expected(request: ExportTraceServiceRequest) -> list[EngineSpan]:
                             start_unix_ns=span.start_time_unix_nano,
                             end_unix_ns=span.end_time_unix_nano,
                             figures=figures,
+                            process_id=process_of(resource),
                         )
                     )
     return found

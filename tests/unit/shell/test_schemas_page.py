@@ -34,5 +34,5 @@ def test_status() -> None:
     words = documented("The document of `status --json`") | documented("The documents of `attach")
     for document in (made_status.SIDECAR, *made_status.SIDECAR["engines"]):
         assert not set(document) - words
-    for part in ("settings", "listener", "memory", "recent", "scan"):
+    for part in ("settings", "listener", "receiver", "memory", "recent", "scan"):
         assert not set(made_status.SIDECAR[part]) - words
