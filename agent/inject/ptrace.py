@@ -99,7 +99,9 @@ class Tracee:
             self._interrupts = 1
         stop = self._wait(timeout_s, _CONT)
         if stop is None:
-            raise TimeoutError(f"thread {self.tid} does not stop: it waits in the kernel")
+            raise TimeoutError(
+                f"thread {self.tid} does not stop: it waits in the kernel, or for a CPU"
+            )
         return stop
 
     def run_to_system_call(self, timeout_s: float) -> Stopped | None:

@@ -78,15 +78,23 @@ def test_one_that_gets_no_memory() -> None:
         assert run_inside(target.pid, "REPORT = 'well'").report is not None
 
 
-def test_one_that_waits_long_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing has been done yet when it is looked at: it is waited for, not given up."""
+def test_one_that_waits_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it has not come to it yet when it is looked at, it is waited for."""
     monkeypatch.setattr(injection, "_STEP_TIMEOUT_S", 0.0)
-    with lab.PythonTarget("naps") as target:
+    cpu = min(os.sched_getaffinity(0))
+    with (
+        lab.PythonTarget("naps") as target,
+        child([sys.executable, "-c", "print(flush=True)\nwhile True: pass"]) as hog,
+    ):
+        assert hog.stdout is not None
+        assert hog.stdout.readline() == b"\n"
         before = lab.mapped(target.pid)
-        for _ in range(20):
+        os.setpriority(os.PRIO_PROCESS, target.pid, 10)  # a tenth of the CPU is left for it
+        for pid in (target.pid, hog.pid):
+            os.sched_setaffinity(pid, {cpu})
+        for _ in range(5):
             assert run_inside(target.pid, "REPORT = 'well'").report is not None
         assert lab.mapped(target.pid) == before
-        target.goes_on()
 
 
 def test_no_python() -> None:
