@@ -243,10 +243,12 @@ class Accountant:
             self.given_up += 1
 
     def _add_step(self, step: Step) -> None:
-        if step.engine_id not in self._engines and len(self._engines) >= MOST_ENGINES:
-            self.given_up += 1
-            return
-        engine = self._engines.setdefault(step.engine_id, _Engine(step.engine_id))
+        engine = self._engines.get(step.engine_id)
+        if engine is None:
+            if len(self._engines) >= MOST_ENGINES:
+                self.given_up += 1
+                return
+            engine = self._engines[step.engine_id] = _Engine(step.engine_id)
         last = engine.last
         ranks = self._rank_steps.pop((step.engine_id, step.step_id), ())
         if last is None:  # before the first step that was read nothing was missed

@@ -380,6 +380,8 @@ def _bounded(section: Section, delays: Sequence[Delay], most_ns: int) -> Section
     if not delays:
         return section if not section.delays else section._replace(delays=())
     hard = [delay for delay in delays if delay.cause == "process.stopped"]
+    if not hard and sum([delay.ns for delay in delays]) <= most_ns:
+        return section if delays is section.delays else _with(section, delays)
     soft = [delay for delay in delays if delay.cause != "process.stopped"] if hard else delays
     room_ns = max(0, most_ns - sum([delay.ns for delay in hard]))
     if sum([delay.ns for delay in soft]) > room_ns:
@@ -389,7 +391,11 @@ def _bounded(section: Section, delays: Sequence[Delay], most_ns: int) -> Section
             for delay, ns in zip(soft, sizes, strict=True)
             if ns > 0
         ]
-    return Section(section.kind, section.start_ns, section.end_ns, (*hard, *soft))
+    return _with(section, (*hard, *soft))
+
+
+def _with(section: Section, delays: Sequence[Delay]) -> Section:
+    return Section(section.kind, section.start_ns, section.end_ns, tuple(delays))
 
 
 def _merge(delays: Sequence[Delay]) -> list[Delay]:

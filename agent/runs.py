@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dsagent.agent.account import How
 from dsagent.agent.model import CleanStepModel
-from dsagent.agent.pieces import Alike, Blame, Piece
+from dsagent.agent.pieces import Alike, Blame, Delay, Piece
 from dsagent.agent.sheet import UNATTRIBUTED, Charge
 from dsagent.instrumentation.records import Phase, Share
 
@@ -45,18 +45,16 @@ class Split:
 
 def split_forward(pieces: Sequence[Piece], shares: Sequence[Share], model: CleanStepModel) -> Split:
     """Of each piece, which has its price, and the request's share of it."""
-    prices = [piece.price for piece in pieces if piece.price is not None]
     forward_ns = _whole([piece.alike.forward_ns for piece in pieces if piece.alike is not None])
-    whole_ns = _whole([-1 if price.whole_ns is None else price.whole_ns for price in prices])
-    decode_ns = _whole([price.decodes_ns for price in prices])
-    prefill_ns = _whole([price.prefills_ns for price in prices])
-    decodes = _whole([price.decode_tokens for price in prices])
-    prefills = _whole([price.prefill_tokens for price in prices])
-    fitted = np.array([price.fitted for price in prices])
-    bands = np.array([price.band_ratio for price in prices])
-    decoding = np.array([share.phase is Phase.DECODE for share in shares])
-    tokens = _whole([share.scheduled_tokens for share in shares])
-    context = _whole([share.context_tokens for share in shares])
+    whole, *of_kinds, bands, is_fitted = zip(
+        *[piece.price for piece in pieces if piece.price is not None], strict=True
+    )
+    whole_ns = _whole([-1 if ns is None else ns for ns in whole])
+    decode_ns, prefill_ns, decodes, prefills = map(_whole, of_kinds)
+    fitted, bands_ratio = np.array(is_fitted), np.array(bands)
+    _, phase, scheduled, _, in_context, _, _ = zip(*shares, strict=True)
+    decoding = _whole(phase) == Phase.DECODE
+    tokens, context = _whole(scheduled), _whole(in_context)
     other_decodes = decodes - np.where(decoding, tokens, 0)
     other_prefill = prefills - np.where(decoding, 0, tokens)
     middle = tokens * (context + tokens // 2)
@@ -76,7 +74,7 @@ def split_forward(pieces: Sequence[Piece], shares: Sequence[Share], model: Clean
         np.where(other_prefill != 0, by_prefill, 0),
     )
     weights = np.where(predicted, priced, (tokens, other_decodes, other_prefill))
-    limit_ns = np.rint(weights.sum(axis=0) * (1 + bands)).astype(np.int64)
+    limit_ns = np.rint(weights.sum(axis=0) * (1 + bands_ratio)).astype(np.int64)
     spent_ns = np.where(predicted, np.minimum(forward_ns, limit_ns), forward_ns)
     own_ns, decodes_ns, prefills_ns = split_each(spent_ns, weights)
     return Split(
@@ -223,21 +221,26 @@ class Runs:
 
 def _delays(alikes: Sequence[Alike]) -> Iterator[Charge]:
     """All delays of these steps, a charge a cause."""
-    lines: dict[str, tuple[list[int], list[int], dict[tuple[int, int], int]]] = {}
+    by_cause: dict[str, list[Delay]] = {}
     for alike in alikes:
-        for cause, ns, count, blames in alike.delays:
-            line = lines.get(cause)
-            if line is None:
-                line = lines[cause] = ([], [], {})
-            sizes, facts, by_task = line
-            sizes.append(ns)
-            facts.append(count)
-            for pid, tid, blamed_ns in blames:
-                task = pid, tid
-                by_task[task] = by_task.get(task, 0) + blamed_ns
-    for cause, (sizes, facts, by_task) in lines.items():
-        blames = tuple(Blame(pid, tid, ns) for (pid, tid), ns in by_task.items())
-        yield Charge(cause, sum(sizes), blames=blames, facts=sum(facts), stretches=len(sizes))
+        for delay in alike.delays:
+            alike_ones = by_cause.get(delay.cause)
+            if alike_ones is None:
+                by_cause[delay.cause] = [delay]
+            else:
+                alike_ones.append(delay)
+    for cause, delays in by_cause.items():
+        by_task: dict[tuple[int, int], int] = {}
+        for delay in delays:
+            for pid, tid, ns in delay.blames:
+                by_task[pid, tid] = by_task.get((pid, tid), 0) + ns
+        yield Charge(
+            cause,
+            sum([delay.ns for delay in delays]),
+            blames=tuple([Blame(pid, tid, ns) for (pid, tid), ns in by_task.items()]),
+            facts=sum([delay.facts for delay in delays]),
+            stretches=len(delays),
+        )
 
 
 def _sum(cause: str, how: How, ns: Whole, tokens: Whole | None = None) -> Charge:

@@ -77,7 +77,10 @@ def sum_up(
     for stretch in stretches:
         for charge in stretch.charges:
             if charge.ns:
-                lines.setdefault(charge.cause, _Line()).add(charge)
+                line = lines.get(charge.cause)
+                if line is None:
+                    line = lines[charge.cause] = _Line()
+                line.add(charge)
     unattributed = lines.pop(UNATTRIBUTED, _Line())
     parts = []
     delayed_by = []
