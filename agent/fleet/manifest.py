@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dsagent.agent.fleet.layout import POD, hour_end_ns, place_of, raw_path
+from dsagent.agent.fleet.layout import POD, place_of, raw_path
 from dsagent.agent.sinks.schema import TABLES, VERSION
 
 FORMAT = "dsagent rolled batch"
@@ -118,11 +118,3 @@ def _count(value: Any) -> int:
 
 def is_pod(name: str) -> bool:
     return POD.fullmatch(name) is not None
-
-
-def is_hour(text: str) -> bool:
-    try:
-        hour_end_ns(text)
-    except ValueError:
-        return False
-    return True

@@ -50,20 +50,6 @@ class Measured:
     def json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @property
-    def spans_per_s(self) -> float:
-        return self.requests_per_s * self.kept_ratio * self.spans_per_kept_request
-
-    @property
-    def logs_per_s(self) -> float:
-        return self.requests_per_s * self.logs_per_request
-
-    @property
-    def wire_bytes_per_s(self) -> float:
-        """By OTLP: traces, metrics and logs."""
-        traces = self.spans_per_s * self.span_wire_bytes
-        return traces + self.metrics_wire_bytes_per_s + self.logs_per_s * self.log_wire_bytes
-
 
 def load_measured(path: Path | None = None) -> Measured:
     """Without a path, the one that comes with the agent. Raises DsagentError (exit 2)."""

@@ -70,20 +70,11 @@ def samples_told(said: bytes) -> int | None:
     return None if found is None else int(found[1])
 
 
-def read_trace(text: bytes, began_ns: int, ended_ns: int) -> tuple[list[Seen], int]:
-    """The samples of a chrome trace by py-spy in the order of time, and how many made no sense.
-    `began_ns`: the trace's time 0. Raises NotATrace."""
-    reader = TraceReader(text, began_ns, ended_ns)
-    while not reader.is_over:
-        reader.read_event()
-    return reader.result()
-
-
 class TraceReader:
-    """`read_trace` event by event, for who must not be kept long."""
+    """Reads a chrome trace by py-spy event by event: its caller must not be kept long."""
 
     def __init__(self, text: bytes, began_ns: int, ended_ns: int) -> None:
-        """Raises NotATrace."""
+        """`began_ns`: the trace's time 0. Raises NotATrace."""
         try:
             self._text = text.decode()
         except ValueError as error:
@@ -126,7 +117,7 @@ class TraceReader:
         self._reader.flush()
 
     def result(self) -> tuple[list[Seen], int]:
-        """Once it is over, as `read_trace`."""
+        """Once it is over: the samples in the order of time, and how many made no sense."""
         self._reader.seen.sort(key=lambda seen: seen.at_ns)
         return self._reader.seen, self._reader.damaged + max(0, self._events - MAX_EVENTS)
 

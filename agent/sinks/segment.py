@@ -64,8 +64,7 @@ class Segment:
 
     def __init__(self, directory: Path, number: int) -> None:
         self.number = number
-        self.rows_lost = 0  # not to be expressed in the schema
-        self.reason = ""
+        self.reason = ""  # of rows that could not be expressed in the schema
         self._tables = {
             table.name: _Open(
                 table, table.arrow(), directory / f"{table.name}-{number:08d}.parquet"
@@ -136,7 +135,6 @@ class Segment:
             ]
         except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
             # Values that another process made up: lose this group, not the recording.
-            self.rows_lost += len(columns[0])
             self.reason = f"{target.table.name}: {error}"
             return
         if target.writer is None:

@@ -80,7 +80,6 @@ class Evaluator:
         self.is_blind = False
         self._eyes_turned_ns: int | None = None
         self._blind_since_ns = 0
-        self._seen_ns: int | None = None
         self.now_ns = 0
 
     @property

@@ -73,10 +73,6 @@ class Service:
                 raise ServiceError(f"{self.name} never said {pattern!r}:\n{text[-2000:]}")
             time.sleep(LOOK_S)
 
-    @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
-
     def kill(self) -> None:
         """At once, without a chance to say good-bye."""
         self._process.kill()
@@ -93,8 +89,7 @@ class Service:
 class Servers:
     """A Prometheus with rules, and the Alertmanager that it tells."""
 
-    def __init__(self, prometheus: Service, url: str, alertmanager_url: str) -> None:
-        self._prometheus = prometheus
+    def __init__(self, url: str, alertmanager_url: str) -> None:
         self.url = url
         self.alertmanager_url = alertmanager_url
 
@@ -157,7 +152,7 @@ def alert_servers(
         )
         address = prometheus.wait_for(LISTENS).group(1)
         prometheus.wait_for("Server is ready")
-        yield Servers(prometheus, f"http://{address}", f"http://{alertmanager_address}")
+        yield Servers(f"http://{address}", f"http://{alertmanager_address}")
 
 
 def _started(

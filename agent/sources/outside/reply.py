@@ -36,7 +36,6 @@ class Reply:
         self._seen_bytes = 0
         self._counts: dict[str, int] = {}
         self.tokens = 0
-        self.data_events = 0
         self.hidden_bytes = 0
         self.done = False
         self.reply_id = ""
@@ -76,7 +75,6 @@ class Reply:
             if line[5:].strip() == DONE:
                 self.done = True
                 return
-            self.data_events += 1
             self.tokens += _TEXT.search(line) is not None
         self._read(line)
 

@@ -78,7 +78,6 @@ class Steps:
         self._pace: deque[int] = deque(maxlen=PACE_STEPS)
         self._paces: dict[int, deque[int]] = {}
         self._told_ns = 0  # the end of the last step told
-        self.told_id = 0
         self.given_up = 0
 
     def mark(self, mark: Mark) -> None:
@@ -191,7 +190,6 @@ class Steps:
                 pace = self._paces.setdefault(len(shares), deque(maxlen=PACE_STEPS))
                 pace.append(end_ns - mark.start_ns)
         self._told_ns = end_ns
-        self.told_id = mark.step_id
         waiting = sum(
             life.exchange.received_ns <= mark.start_ns
             and life.first_step is None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsagent.agent.profiles.stacks import MAX_DEPTH, NotATrace, Seen, read_trace, samples_told
+from dsagent.agent.profiles.stacks import MAX_DEPTH, NotATrace, Seen, TraceReader, samples_told
 
 BEGAN_NS, ENDED_NS = 1_000_000_000_000, 1_010_000_000_000
 ENGINE = ("thread (5244): engine-loop", "", 0)
@@ -28,6 +28,13 @@ def event(what: str, frame: tuple[str, str, int], at_us: int, tid: int = 7, **ch
         "ts": at_us,
     }
     return made | changes
+
+
+def read_trace(text: bytes, began_ns: int, ended_ns: int) -> tuple[list[Seen], int]:
+    reader = TraceReader(text, began_ns, ended_ns)
+    while not reader.is_over:
+        reader.read_event()
+    return reader.result()
 
 
 def read(*events: Any) -> tuple[list[Seen], int]:
