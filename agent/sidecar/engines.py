@@ -81,6 +81,11 @@ class Engines:
         """None is being attached to or let go of."""
         return all(watch.state == "watching" for watch in self._watches.values())
 
+    @property
+    def expects(self) -> bool:
+        """Some process is on its way to be an engine."""
+        return self._scanner.expects
+
     def owners(self) -> OwnerOf:
         """Says of a process which engine that is watched now it belongs to."""
         parent_of = procfs.parents()

@@ -36,6 +36,7 @@ from dsagent.agent.sidecar.weight import weight
 from dsagent.agent.waker import Waker
 
 LOOK_NS = SECOND_NS
+LOOK_SOON_NS = SECOND_NS // 5  # while an engine is starting: it may serve at once
 STOP_S = 10.0  # Kubernetes gives 30
 
 
@@ -97,8 +98,8 @@ class Sidecar:
                 while not self._stopping:
                     now_ns = time.monotonic_ns()
                     if now_ns >= next_ns:
-                        next_ns = now_ns + LOOK_NS
                         self._guarded(lambda: self._look(selector, time.monotonic_ns()))
+                        next_ns = now_ns + (LOOK_SOON_NS if self._engines.expects else LOOK_NS)
                     for key, mask in selector.select(max(0, next_ns - time.monotonic_ns()) / 1e9):
                         key.data(mask)
                     if self._must_reload:

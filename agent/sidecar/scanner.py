@@ -2,9 +2,9 @@
 
 A process with a step ring is an engine. One without is a server to be seen from
 outside if it listens, and its command line is a known server's or the one asked for.
-What is neither is looked at again, ever more rarely: rings come late, a process may
-become another by exec, and rights may be given later. A process that looks like an
-engine, and is none yet, is looked at each time.
+What is neither is looked at again, ever more rarely once it is two minutes old: rings
+come late, a process may become another by exec, and rights may be given later. A process
+that looks like an engine, and is none yet, is looked at each time.
 
 A vLLM server is one engine: it is found as soon as its engine's core has a ring, which
 is before it serves. A core or a worker that has outlived its server is none.
@@ -28,6 +28,7 @@ from dsagent.agent.target import VLLM_TITLE, Rings, is_starting, probe_rings, vl
 
 WayIn = Literal["rings", "outside"]
 
+YOUNG_S = 120.0  # importing a large engine takes that long, whatever it is called
 MOST_NS = 16 * SECOND_NS  # between two looks at a process that is none
 KERNEL_THREADS = 2  # the parent of them all
 # Servers that are looked at from outside without being asked for, by their command lines.
@@ -85,6 +86,7 @@ class Scanner:
         self._tree = ProcessTree(proc)
         self._seen: dict[int, _Seen] = {}
         self.status = ScanStatus()
+        self.expects = False  # some process is on its way to be an engine: look again soon
 
     def forget(self) -> None:
         """Everything is looked at anew: the settings have changed."""
@@ -98,6 +100,7 @@ class Scanner:
             del self._seen[gone]
         found = []
         looked_into = 0
+        self.expects = False
         for pid in sorted(parent_of):
             seen = self._seen.get(pid)
             if seen is not None and not seen.backoff.due(now_ns):
@@ -140,7 +143,8 @@ class Scanner:
                 seen.not_permitted = True
             except ProcessGone:
                 return None
-        if way_in is None and not (is_wanted and not seen.not_permitted):
+        is_likely = is_wanted or procfs.age_s(stat.start_ticks) < YOUNG_S
+        if way_in is None and (seen.not_permitted or not is_likely):
             seen.backoff.failed(now_ns)
         return None if way_in is None else Found(pid, way_in)
 
@@ -153,15 +157,19 @@ class Scanner:
             return "rings"
         if not is_wanted:
             return None
+        if self._core_has_rings(pid, parent_of):
+            return "rings"
         if self._starts(pid):
-            return "rings" if self._core_has_rings(pid, parent_of) else None
+            self.expects = True
+            return None
         return "outside" if self._listens(pid) else None
 
     def _core_has_rings(self, pid: int, parent_of: dict[int, int]) -> bool:
         """Whether this is the front end of a vLLM server whose other processes have theirs."""
         for each in procfs.descendants(pid, parent_of):
             try:
-                if self._rings_of(each).vllm and vllm_root(each, self._proc) == pid:
+                is_its = vllm_root(each, self._proc) == pid
+                if is_its and self._rings_of(each).vllm:
                     return True
             except (PermissionError, ProcessGone):
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -93,8 +94,7 @@ def test_a_vllm_server_is_found_when_its_core_has_a_ring(
     machine.start(10, "sh -c vllm serve some/model")
     machine.start(11, "python3 vllm serve some/model", parent=10, comm="vllm")
     machine.start(12, "VLLM::EngineCore", parent=11, comm="VLLM::EngineCor")
-    machine.starting |= {10, 11}
-    scanner = machine.scanner(match)
+    scanner = machine.scanner(match)  # loading a large model, it is no longer young
     assert scanner.look(0, ()) == []
     machine.rings.add(12)
     found = {each.pid for each in scanner.look(S, ())}
@@ -151,6 +151,34 @@ def test_others_are_looked_at_ever_more_rarely_and_likely_ones_each_time(machine
     machine.rings.add(10)  # however late they come
     found = [second for second in range(64, 81) if scanner.look(second * S, (11,))]
     assert found[0] <= 63 + 16
+
+
+def test_a_young_process_is_looked_at_each_time_whatever_its_name(machine: Machine) -> None:
+    """An engine in a program of one's own, which imports for a minute."""
+    just_now = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 100)  # in clock ticks
+    machine.start(10, "python my_engine.py", ticks=just_now)
+    machine.start(11, "python as_old_as_the_machine.py")
+    scanner = machine.scanner()
+    for second in range(6):
+        assert scanner.look(second * S, ()) == []
+    assert machine.asked.count(10) == 6
+    assert machine.asked.count(11) == 3  # after 0, 1 and 3 s
+    machine.rings.add(10)
+    assert scanner.look(6 * S, ()) == [Found(10, "rings")]
+
+
+def test_it_says_when_it_is_worth_looking_again_soon(machine: Machine) -> None:
+    scanner = machine.scanner()
+    machine.start(10, "anything")
+    scanner.look(0, ())
+    assert not scanner.expects
+    machine.start(11, "vllm serve some/model")
+    machine.starting.add(11)
+    scanner.look(S, ())
+    assert scanner.expects
+    machine.rings.add(11)
+    assert scanner.look(2 * S, ()) == [Found(11, "rings")]
+    assert not scanner.expects
 
 
 def test_a_reused_pid_is_a_new_process(machine: Machine) -> None:
