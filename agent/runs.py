@@ -26,6 +26,7 @@ Whole = npt.NDArray[np.int64]
 MOST_FORWARD_NS = 2_000_000_000
 MOST_WEIGHT = 4_000_000_000
 MOST_TOKENS = 1 << 24
+LEAST_RUN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,8 @@ class Runs:
         )
 
     def end(self, first: int) -> int:
-        """The index behind the run that begins with piece `first`; `first` where none does."""
+        """The index behind the run that begins with piece `first`; `first` where none does, or one
+        so short that its pieces are quicker looked at one by one."""
         rows, pieces, cut_ns = self._rows, self._pieces, self._cut_ns
         last, reached_ns = first, pieces[first].start_ns
         while last in rows and pieces[last].start_ns == reached_ns:
@@ -167,7 +169,7 @@ class Runs:
             last += 1
             if reached_ns == cut_ns:
                 break
-        return last
+        return last if last - first >= LEAST_RUN else first
 
     def charges(
         self,
@@ -202,6 +204,8 @@ class Runs:
             ("assumed", ~modelled),
         )
         for how, so in ways:
+            if not so.any():
+                continue
             for cause, phase in (("decode.compute", decoding), ("prefill.compute", ~decoding)):
                 yield _sum(cause, how, own_ns[so & phase])
             with_others = so & (decodes_ns > 0)
