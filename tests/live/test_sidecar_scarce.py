@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sidecar_lab import Lab, Sidecar, explained, get, until
+from small_disk import needs_a_mount, on_small_disk
 
 from dsagent.agent import control
-
-SMALL_DISK = """
-set -e
-mount -t tmpfs -o size=1m none "$1"
-head -c 1000k /dev/zero > "$1/others"
-shift
-exec "$@"
-"""
-
-
-def can_mount() -> bool:
-    tried = ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"]
-    return subprocess.run(tried, capture_output=True, check=False).returncode == 0
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +25,13 @@ def lab(request: pytest.FixtureRequest) -> Lab:
     return Lab(f"{request.node.name}-{os.getpid()}")
 
 
-@pytest.mark.skipif(not can_mount(), reason="no mount namespace can be had here")
+@needs_a_mount
 def test_a_full_disk_stops_the_recording_and_nothing_else(lab: Lab, tmp_path: Path) -> None:
     flags = ("--match", lab.token, "--record", str(tmp_path / "rec"))
-    under = ("unshare", "-m", "sh", "-c", SMALL_DISK, "sh", str(tmp_path))
-    with Sidecar(*flags, under=under) as sidecar, lab.engine(step_ms=0.2) as engine:
+    with (
+        Sidecar(*flags, under=on_small_disk(tmp_path)) as sidecar,
+        lab.engine(step_ms=0.2) as engine,
+    ):
         sidecar.watching(engine.pid)
         number = 0
         while not any("No space left on device" in line for line in sidecar.err):

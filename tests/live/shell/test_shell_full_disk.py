@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
-import pytest
 from shell_lab import COMMAND, Child, Engine
-
-SMALL_DISK = """
-set -e
-mount -t tmpfs -o size=1m none "$1"
-head -c 1000k /dev/zero > "$1/others"
-shift
-exec "$@"
-"""
+from small_disk import needs_a_mount, on_small_disk
 
 
-def can_mount() -> bool:
-    tried = ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"]
-    return subprocess.run(tried, capture_output=True, check=False).returncode == 0
-
-
-@pytest.mark.skipif(not can_mount(), reason="no mount namespace can be had here")
+@needs_a_mount
 def test_a_full_disk_ends_the_recording_not_the_agent(tmp_path: Path) -> None:
     directory = str(tmp_path / "rec")
     with Engine(step_ms=0.2) as engine:
         attach = [COMMAND, "attach", str(engine.pid), "--record", directory, "--json"]
-        with Child(
-            ["unshare", "-m", "sh", "-c", SMALL_DISK, "sh", str(tmp_path), *attach]
-        ) as agent:
+        with Child([*on_small_disk(tmp_path), *attach]) as agent:
             agent.wait_line(lambda line: line.startswith("attached to "))
             # Rows are written when there are some thousands of them; then the disk is full.
             told = "sink recording takes no more: recording stopped: No space left on device"
