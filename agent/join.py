@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dsagent.agent.capacity import blame_by_capacity, occupied
-from dsagent.agent.fact_store import FactIndex, FactRows
+from dsagent.agent.fact_store import FactRows
 from dsagent.agent.facts import Facts, Kind
+from dsagent.agent.holders import Holders
 from dsagent.agent.model import Price
 from dsagent.agent.pieces import EXECUTING, Blame, Delay, Piece, Section, alike, split
 
@@ -50,13 +51,6 @@ SUMMED_CAUSES = {
 }
 
 
-# A lock may go through some hands before it reaches the one that waits; for a wait below 1 ms it is
-# not worth asking.
-MOST_HANDS = 4
-WORTH_ASKING_NS = 1_000_000
-# Who waits for the interpreter's lock sleeps 5 ms at a time, and after a time-out sleeps again as
-# soon as it has had the CPU.
-SLEEPS_AGAIN_NS = 5_000_000
 # A busy sibling, or a shared cache and memory bus, may cost a core up to about half of its speed:
 # more of the excess than that such evidence cannot explain. And less than a fifth of one CPU busy
 # beside it is no evidence at all.
@@ -138,17 +132,13 @@ class Joiner:
         self._mine = facts[_among(facts["tid"], watched_tids)]
         exact = (self._mine["exact"] == 1) & _IS_RANKED[self._mine["kind"]]
         self._exact = FactRows(self._mine[exact], _COLUMNS)
+        self._holders = Holders(facts)
         self._busy_in: dict[tuple[int, int], tuple[dict[int, float], int]] = {}
 
     # Most sections need none of these: they are made when one does.
     @cached_property
     def _foreign(self) -> FactRows:
         return FactRows(self._facts[self._facts["kind"] == Kind.FOREIGN], ["culprit_pid", "ns"])
-
-    @cached_property
-    def _futex(self) -> FactIndex:
-        chosen = (self._facts["kind"] == Kind.OFF_FUTEX) & (self._facts["exact"] == 1)
-        return FactIndex(self._facts[chosen])
 
     @cached_property
     def _summed(self) -> dict[int, list[_Sum]]:
@@ -254,7 +244,7 @@ class Joiner:
                 _RANK[kind],
                 start,
                 end,
-                *self._holder(kind, tid, start, end, culprit_pid, culprit_tid),
+                *self._holders.of(kind, tid, start, end, culprit_pid, culprit_tid),
             )
             for start, end, kind, pid, tid, culprit_pid, culprit_tid in near
             if start < section.end_ns
@@ -275,44 +265,6 @@ class Joiner:
             for delay in delays
         ]
         return _bounded(section, delays, section.ns)
-
-    def _holder(
-        self, kind: int, tid: int, start_ns: int, end_ns: int, pid: int, culprit: int
-    ) -> tuple[int, int]:
-        """Who a wait of `tid` is to blame on. A sleep that timed out was ended by whoever ended
-        the last one of its row. Who woke the sleeper may only have passed the lock on: one that
-        itself slept through most of the wait was held up by whoever woke it."""
-        if kind != Kind.OFF_FUTEX or end_ns - start_ns < WORTH_ASKING_NS:
-            return pid, culprit
-        for _ in range(MOST_HANDS):
-            if not culprit:
-                end_ns, pid, culprit = self._ended_by(tid, end_ns)
-            if not culprit:
-                break
-            near = self._futex.overlapping(start_ns, end_ns)
-            own = near[near["tid"] == culprit]
-            overlap = np.minimum(own["end_ns"], end_ns) - np.maximum(own["start_ns"], start_ns)
-            if 2 * int(overlap.sum()) < end_ns - start_ns:
-                break
-            last = own[-1]
-            tid, end_ns = culprit, int(last["end_ns"])
-            pid, culprit = int(last["culprit_pid"]), int(last["culprit_tid"])
-        return pid, culprit
-
-    def _ended_by(self, tid: int, end_ns: int) -> tuple[int, int, int]:
-        """When, and by whose pid and tid, the row of sleeps ended of which one of `tid` timed out
-        at `end_ns`; the two are 0 where nobody is known."""
-        near = self._futex.overlapping(end_ns, self._futex.end_ns)
-        own = near[near["tid"] == tid]
-        for start, end, pid, culprit in own[
-            ["start_ns", "end_ns", "culprit_pid", "culprit_tid"]
-        ].tolist():
-            if start - end_ns > SLEEPS_AGAIN_NS:
-                break
-            end_ns = end
-            if culprit:
-                return end, pid, culprit
-        return end_ns, 0, 0
 
     def _with_capacity(self, delay: Delay, section: Section) -> Delay:
         blames = blame_by_capacity(self._busy(section)[0], delay.ns, self._watched.pid)
