@@ -113,6 +113,10 @@ class Engines:
             self._is_renewing = True
             for watch in self._watches.values():
                 watch.stop()
+        elif before is not None and options.allow_inject and not before.allow_inject:
+            for watch in self._watches.values():  # attached to anew, by the way that is open now
+                if watch.target.engine == "http" and _is_vllm(watch.key.pid):
+                    watch.stop()
 
     def look(self, now_ns: int) -> None:
         """Once a second: what has come, what has become another."""

@@ -15,6 +15,7 @@ from dsagent.agent.sidecar.books import Books
 from dsagent.agent.sidecar.engines import Engines
 from dsagent.agent.sidecar.log import Log
 from dsagent.agent.sidecar.options import SidecarOptions
+from dsagent.agent.sidecar.processes import Key
 from dsagent.agent.sidecar.scanner import Found
 
 PID = os.getpid()  # a process that lives, and is never attached to here
@@ -102,6 +103,28 @@ def test_it_injects_only_where_the_settings_file_allows_it(
     lab.engines.look(0)
     assert injected == ([PID] if allowed else [])
     assert lab.asked == ["resolve", "resolve_server"][not allowed :]
+
+
+def test_once_the_file_allows_it_what_is_seen_from_outside_is_attached_to_anew(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Watched:
+        def __init__(self, pid: int, engine: str) -> None:
+            self.key = Key(pid, 1, 1)
+            self.target = Target(pid, 1, 1, "vllm", (), engine=engine)
+            self.stopped = False
+
+        def stop(self) -> None:
+            self.stopped = True
+
+    monkeypatch.setattr(module, "_is_vllm", lambda pid: pid != 3)
+    outside, inside, another = Watched(1, "http"), Watched(2, "vllm"), Watched(3, "http")
+    lab.engines.set(SidecarOptions())
+    monkeypatch.setattr(lab.engines, "_watches", {w.key: w for w in (outside, inside, another)})
+    lab.engines.set(SidecarOptions())
+    assert not outside.stopped
+    lab.engines.set(SidecarOptions(allow_inject=True))
+    assert (outside.stopped, inside.stopped, another.stopped) == (True, False, False)
 
 
 def test_an_injection_that_is_refused_leaves_the_outside(
