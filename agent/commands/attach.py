@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dsagent.agent.probes import Tier
+from dsagent.agent import watch_flags as flags
 from dsagent.agent.settings import named_path, option, seconds, size_bytes
 
 if TYPE_CHECKING:
@@ -49,38 +49,11 @@ def attach(
         float | None,
         option(metavar="SECONDS", min=0.1, callback=seconds, help="End so long after attaching."),
     ] = None,
-    slo: Annotated[
-        Path | None,
-        option(metavar="FILE", parser=named_path, help="Latency limits; none without it."),
-    ] = None,
-    step_spans: Annotated[
-        Literal["worst", "all"],
-        option(metavar="worst|all", help="Steps that become spans of a request's trace."),
-    ] = "worst",
-    otlp_endpoint: Annotated[
-        str | None,
-        option(
-            metavar="URL",
-            help="Send traces, metrics and logs there by OTLP; "
-            "OTEL_EXPORTER_OTLP_ENDPOINT says the same.",
-        ),
-    ] = None,
-    otlp_protocol: Annotated[
-        Literal["http/protobuf", "grpc"] | None,
-        option(
-            metavar="http/protobuf|grpc",
-            help="How to send it; over HTTP unless OTEL_EXPORTER_OTLP_PROTOCOL says otherwise.",
-        ),
-    ] = None,
-    otlp_queue: Annotated[
-        Path | None,
-        option(
-            metavar="DIR",
-            parser=named_path,
-            help="Keep what the OTLP endpoint does not have yet in this folder, also across a "
-            "restart; in memory only without it.",
-        ),
-    ] = None,
+    slo: flags.Slo = None,
+    step_spans: flags.StepSpans = "worst",
+    otlp_endpoint: flags.OtlpEndpoint = None,
+    otlp_protocol: flags.OtlpProtocol = None,
+    otlp_queue: flags.OtlpQueue = None,
     otlp_queue_max_bytes: Annotated[
         int,
         option(
@@ -90,99 +63,25 @@ def attach(
             help="Of each kind (traces, metrics, logs); the oldest goes beyond this.",
         ),
     ] = 256 << 20,
-    unmasked: Annotated[
-        bool,
-        option(
-            "--unmasked",
-            help="Let e-mail and IP addresses, telephone numbers and keys in logs and error texts "
-            "go out as they are.",
-        ),
-    ] = False,
-    sample_rate: Annotated[
-        str | None,
-        option(
-            metavar="PERCENT",
-            help="Of the requests that nothing else decides, export so many; without it 0.1%, "
-            "rising to 5% with the error rate.",
-        ),
-    ] = None,
-    override_sampled_0: Annotated[
-        bool,
-        option(
-            "--override-sampled-0",
-            help="Export requests that violate a limit though their caller said not to; marked.",
-        ),
-    ] = False,
+    unmasked: flags.Unmasked = False,
+    sample_rate: flags.SampleRate = None,
+    override_sampled_0: flags.OverrideSampled0 = False,
     prometheus: Annotated[
         str | None,
         option(metavar="[HOST:PORT]", help="Answer scrapes; without an address at 127.0.0.1:9464."),
     ] = None,
-    remote_write: Annotated[
-        str | None,
-        option(
-            metavar="URL",
-            help="Push metrics with native histograms to Prometheus there, such as "
-            "http://127.0.0.1:9090/api/v1/write.",
-        ),
-    ] = None,
-    pyroscope: Annotated[
-        str | None,
-        option(
-            metavar="URL",
-            help="Sample the server's Python stacks without pausing it, and push them as profiles, "
-            "by phase, to Pyroscope there, such as http://127.0.0.1:4040.",
-        ),
-    ] = None,
-    otlp_receive: Annotated[
-        str | None,
-        option(
-            metavar="[HOST:PORT]",
-            help="Take the spans that the engine exports itself, by OTLP over HTTP; without an "
-            "address at 127.0.0.1:4318. They are passed on to the OTLP endpoint.",
-        ),
-    ] = None,
-    otlp_receive_grpc: Annotated[
-        str | None,
-        option(metavar="[HOST:PORT]", help="The same over gRPC; without an address at :4317."),
-    ] = None,
-    listen_token_file: Annotated[
-        Path | None,
-        option(
-            metavar="FILE",
-            parser=named_path,
-            help="Answer only who sends one of the tokens in this file, one a line "
-            "(Authorization: Bearer). Needed wherever others than this machine can connect.",
-        ),
-    ] = None,
-    listen_tls_cert: Annotated[
-        Path | None,
-        option(metavar="FILE", parser=named_path, help="Speak TLS with this certificate chain."),
-    ] = None,
-    listen_tls_key: Annotated[
-        Path | None, option(metavar="FILE", parser=named_path, help="Its private key, both PEM.")
-    ] = None,
-    listen_open: Annotated[
-        bool,
-        option(
-            "--listen-open",
-            help="Listen beyond loopback without a token: something else guards it, such as a "
-            "NetworkPolicy.",
-        ),
-    ] = False,
-    anomalies: Annotated[
-        bool,
-        option("--anomalies", help="Tell what in steps and requests takes longer than usual."),
-    ] = False,
-    max_overhead: Annotated[
-        str, option(metavar="PERCENT", help="Look at less where watching costs more.")
-    ] = "1%",
-    tier: Annotated[
-        Tier, option(metavar="core|default|full", help="How much to look at in the kernel.")
-    ] = "default",
-    without: Annotated[
-        str | None,
-        option(metavar="SOURCES", help="Leave out kernel, proc, stall or nvml; several by commas."),
-    ] = None,
+    remote_write: flags.RemoteWrite = None,
+    pyroscope: flags.Pyroscope = None,
+    otlp_receive: flags.OtlpReceive = None,
+    otlp_receive_grpc: flags.OtlpReceiveGrpc = None,
+    listen_token_file: flags.ListenTokenFile = None,
+    listen_tls_cert: flags.ListenTlsCert = None,
+    listen_tls_key: flags.ListenTlsKey = None,
+    listen_open: flags.ListenOpen = False,
+    anomalies: flags.Anomalies = False,
+    max_overhead: flags.MaxOverhead = "1%",
+    tier: flags.KernelTier = "default",
+    without: flags.Without = None,
     json: Annotated[bool, option("--json", help="Print the summary as one JSON document.")] = False,
 ) -> None:
     """Watch a running server and account for each of its requests.
