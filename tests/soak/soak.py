@@ -39,13 +39,13 @@ from sidecar_lab import until  # noqa: E402
 from soak_back_ends import HangingHook, OtlpReceiver  # noqa: E402
 from soak_crowd import Asked, Crowd  # noqa: E402
 from soak_faults import Deck, Scene  # noqa: E402
-from soak_pod import Laps, Pod, Server, alone  # noqa: E402
+from soak_pod import Laps, Pod, Server, alone, own_ports  # noqa: E402
 from soak_sums import Books, Bound, Found, Row, at_most, flat, reconcile  # noqa: E402
 
 from dsagent.agent import control  # noqa: E402
 from dsagent.agent.errors import USAGE, DsagentError  # noqa: E402
 
-PORTS = (8001, 8002)
+PORTS = own_ports()
 CLIENTS = 2  # of each engine
 FAULTS_A_ROUND = 3
 LEAST_ROUNDS = 5  # however long they take: every fault once, and samples enough to judge
@@ -69,7 +69,7 @@ webhook: "{hook}"
 windows_divided_by: 600
 """
 SETTINGS = """
-match = "--port ({ports})"
+match = '--port ({ports})( |$)'
 listen = "127.0.0.1:0"
 record = "{folder}/record"
 record_max_bytes = {record}

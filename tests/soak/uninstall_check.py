@@ -41,11 +41,11 @@ from engine_state import State, state_of  # noqa: E402
 from load import new_request, text  # noqa: E402
 from sidecar_lab import until  # noqa: E402
 from soak_crowd import Asked, Crowd, Manner, ask  # noqa: E402
-from soak_pod import Pod, Server, alone  # noqa: E402
+from soak_pod import Pod, Server, alone, own_ports  # noqa: E402
 
 from dsagent.agent.cardinality import MAX_SERIES, estimate  # noqa: E402
 
-PORTS = (8003, 8004)
+PORTS = own_ports()
 ROLLING_RESTARTS = 3
 REQUESTS_BETWEEN = 15  # answered by each engine between two restarts
 SECONDS_LIMIT = 600.0  # for what must happen; only a failure ever waits so long
@@ -62,7 +62,7 @@ webhook: "{hook}"
 windows_divided_by: 10
 """
 SETTINGS = """
-match = "--port ({ports})"
+match = '--port ({ports})( |$)'
 listen = "127.0.0.1:0"
 slo = "{folder}/slo.yaml"
 record = "{folder}/record"
