@@ -31,6 +31,7 @@ class Notice:
     status: str  # firing or resolved
     labels: dict[str, str]
     annotations: dict[str, str]
+    alert: dict[str, Any]  # as it came
 
     @property
     def name(self) -> str:
@@ -156,4 +157,6 @@ def _notice(route: Route, alert: dict[str, Any]) -> Notice:
 
     labels = texts("labels")
     labels["alertname"]  # it has one
-    return Notice(route, time.monotonic(), str(alert["status"]), labels, texts("annotations"))
+    return Notice(
+        route, time.monotonic(), str(alert["status"]), labels, texts("annotations"), alert
+    )

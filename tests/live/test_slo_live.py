@@ -12,14 +12,13 @@ import statistics
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from alert_hook import Notice, Wanted, WebHook
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "accuracy"))
 from lab import DSAGENT, Engine, engine, wait_for_line
@@ -33,56 +32,16 @@ CULPRITS = 3
 HANGING: dict[str, Any] = {"clients": 16, "max_tokens": (24, 40), "seed": 2}
 
 
-class WebHook:
-    """Every alert that came, in order."""
-
-    def __init__(self) -> None:
-        self.came: list[dict[str, Any]] = []
-        self._changed = threading.Condition()
-        hook = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                self.send_response(200)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                with hook._changed:
-                    hook.came += body["alerts"]
-                    hook._changed.notify_all()
-
-            def log_message(self, *_: object) -> None:
-                """Not on the terminal."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}/alerts"
-
-    def wait(self, wanted: Callable[[dict[str, Any]], bool], since: int = 0) -> dict[str, Any]:
-        """The first alert like that after the first `since`, come or still to come."""
-        deadline = time.monotonic() + PATIENCE_S
-        with self._changed:
-            while True:
-                for alert in self.came[since:]:
-                    if wanted(alert):
-                        return alert
-                shown = [(a["status"], a["labels"], a["annotations"]) for a in self.came]
-                assert time.monotonic() < deadline, f"it did not come; only {shown}"
-                self._changed.wait(1.0)
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-def is_page(state: str) -> Callable[[dict[str, Any]], bool]:
-    return lambda alert: (
-        alert["labels"]["alertname"] == "DsagentSloBurn"
-        and alert["labels"]["severity"] == "page"
-        and alert["annotations"]["state"] == state
+def is_page(state: str) -> Wanted:
+    return lambda notice: (
+        notice.name == "DsagentSloBurn"
+        and notice.labels["severity"] == "page"
+        and notice.annotations["state"] == state
     )
+
+
+def page(hook: WebHook, state: str, since: int = 0) -> Notice:
+    return hook.wait(is_page(state), f"the page {state!r}", since=since, timeout_s=PATIENCE_S)
 
 
 @contextmanager
@@ -127,18 +86,14 @@ def limit_between(target: Engine, load: Load) -> float:
 
 
 def test_the_alert_names_the_cause_is_resolved_and_tells_silence_from_it(tmp_path: Path) -> None:
-    hook = WebHook()
-    try:
-        with engine("tiny-llama") as target:
-            watch(target, hook, tmp_path)
-    finally:
-        hook.close()
+    with WebHook() as hook, engine("tiny-llama") as target:
+        watch(target, hook, tmp_path)
 
 
 def attach(
     target: Engine, hook: WebHook, folder: Path, limits: dict[str, Any]
 ) -> subprocess.Popen[str]:
-    file = {"slo": [limits], "webhook": hook.url, "windows_divided_by": 600}
+    file = {"slo": [limits], "webhook": hook.url("agent"), "windows_divided_by": 600}
     (folder / "slo.yaml").write_text(json.dumps(file))  # JSON is YAML
     agent = subprocess.Popen(
         [
@@ -155,27 +110,25 @@ def attach(
 
 def test_a_server_that_hangs_is_told_while_it_hangs(tmp_path: Path) -> None:
     """Stopped, it ends no request and makes no step: only those under way can tell."""
-    hook = WebHook()
-    try:
-        with engine("tiny-llama") as target, Load(target, **HANGING) as load:
-            limits = {"model": "tiny-*", "e2e_ms": 10_000, "objective": 99}
-            agent = attach(target, hook, tmp_path, limits)
-            try:
-                load.wait_for(20)
-                target.process.send_signal(signal.SIGSTOP)
-                alert = hook.wait(is_page("burning"))
-                target.process.send_signal(signal.SIGCONT)
-                load.wait_for(20)
-                later = hook.wait(lambda each: each["status"] == "resolved")
-            finally:
-                target.process.send_signal(signal.SIGCONT)
-                agent.terminate()
-                agent.communicate(timeout=60)
-    finally:
-        hook.close()
-    assert alert["annotations"]["top_cause"] == "unfinished"
-    assert set(alert["dsagent"]["trace_ids"]) <= {sent.trace_id for sent in load.sent}
-    assert later["fingerprint"] == alert["fingerprint"]
+    with WebHook() as hook, engine("tiny-llama") as target, Load(target, **HANGING) as load:
+        limits = {"model": "tiny-*", "e2e_ms": 10_000, "objective": 99}
+        agent = attach(target, hook, tmp_path, limits)
+        try:
+            load.wait_for(20)
+            target.process.send_signal(signal.SIGSTOP)
+            burning = page(hook, "burning")
+            target.process.send_signal(signal.SIGCONT)
+            load.wait_for(20)
+            later = hook.wait(
+                lambda each: each.status == "resolved", "its end", timeout_s=PATIENCE_S
+            )
+        finally:
+            target.process.send_signal(signal.SIGCONT)
+            agent.terminate()
+            agent.communicate(timeout=60)
+    assert burning.annotations["top_cause"] == "unfinished"
+    assert set(burning.alert["dsagent"]["trace_ids"]) <= {sent.trace_id for sent in load.sent}
+    assert later.alert["fingerprint"] == burning.alert["fingerprint"]
 
 
 def watch(target: Engine, hook: WebHook, folder: Path) -> None:
@@ -185,37 +138,35 @@ def watch(target: Engine, hook: WebHook, folder: Path) -> None:
         try:
             load.wait_for(100)
             with long_prefills(target):
-                alert = hook.wait(is_page("burning"))
-                assert alert["status"] == "firing"
-            causes = {each["cause"]: each["ratio"] for each in alert["dsagent"]["causes"]}
-            assert causes.get("batch.prefill_interference", 0) > 0.05, alert
-            assert "batch.prefill_interference" in alert["annotations"]["summary"]
-            blamed = [each["kind"] for each in alert["dsagent"]["culprits"]]
-            assert blamed
-            assert alert["labels"]["objective"] == "tpot"
-            assert 1 <= len(alert["dsagent"]["trace_ids"]) <= 3
+                burning = page(hook, "burning")
+                assert burning.status == "firing"
+            told = burning.alert["dsagent"]
+            causes = {each["cause"]: each["ratio"] for each in told["causes"]}
+            assert causes.get("batch.prefill_interference", 0) > 0.05, burning
+            assert "batch.prefill_interference" in burning.annotations["summary"]
+            assert told["culprits"]
+            assert burning.labels["objective"] == "tpot"
+            assert 1 <= len(told["trace_ids"]) <= 3
             # The culprits are gone, the load goes on.
-            resolved = hook.wait(is_page("recovered"), hook.came.index(alert))
-            assert resolved["status"] == "resolved"
-            assert resolved["fingerprint"] == alert["fingerprint"]
+            resolved = page(hook, "recovered", hook.notices.index(burning))
+            assert resolved.status == "resolved"
+            assert resolved.alert["fingerprint"] == burning.alert["fingerprint"]
             # Once more, and then everybody leaves.
-            since = len(hook.came)
             with long_prefills(target):
-                hook.wait(is_page("burning"), since)
+                page(hook, "burning", len(hook.notices))
                 load.set_clients(0)
-            since = len(hook.came)
-            silent = hook.wait(is_page("not enough data"), since)
-            assert silent["status"] == "firing"
-            place = hook.came.index(silent)
-            assert not any(is_page("recovered")(each) for each in hook.came[place:])
+            silent = page(hook, "not enough data", len(hook.notices))
+            assert silent.status == "firing"
+            place = hook.notices.index(silent)
+            assert not any(is_page("recovered")(each) for each in hook.notices[place:])
         finally:
             agent.terminate()
             output, _ = agent.communicate(timeout=60)
-    assert set(alert["dsagent"]["trace_ids"]) <= {sent.trace_id for sent in load.sent}
+    assert set(told["trace_ids"]) <= {sent.trace_id for sent in load.sent}
     summary = json.loads(output)
     (sink,) = [each for each in summary["sinks"] if each["name"] == "slo"]
     assert (sink["failed"], sink["dropped"]) == (0, 0)
     assert summary["accounting_failures"] == 0
     # It ended while it could not know: that is not the end of the alert.
-    assert hook.came[-1]["status"] == "firing"
-    assert hook.came[-1]["annotations"]["state"] == "blind"
+    assert hook.notices[-1].status == "firing"
+    assert hook.notices[-1].annotations["state"] == "blind"
