@@ -209,7 +209,9 @@ def _find(pid: int | None, instrument: Instrument, yes: bool, say: Callable[[str
     from dsagent.agent.target import NothingThere
 
     if pid is None:
-        raise DsagentError(f"attach needs a PID; {told()}", exit_code=USAGE)
+        raise DsagentError(
+            f"attach needs the PID of any process of a server; {told()}", exit_code=USAGE
+        )
     if instrument == "inject":
         from dsagent.agent.inject.way_in import inject
 
