@@ -24,10 +24,14 @@ import yaml
 from vllm_lab import ROOT, SERVED_AS, VLLM, Server, free_port, one_server_at_a_time, site_packages
 from vllm_pod import PodSidecar, inside, require_namespaces
 
-from dsagent.agent import procfs
+from dsagent.agent import ports, procfs
 
 PATIENCE_S = 120.0  # for what must happen; only a failure ever waits so long
+RECEIVER = ports.on_loopback(ports.OTLP_HTTP)  # of the pod
 FLAGS = ("--load-format", "dummy", "--dtype", "bfloat16")
+TRACED = ("--otlp-traces-endpoint", f"http://{RECEIVER}/v1/traces")
+# Not gRPC, whose own threads come and go: what is open is counted at the end.
+EXPORTS = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_BSP_SCHEDULE_DELAY": "200"}
 FIRST, STREAMED, AGAIN = (f"{number:032x}" for number in (0xA1, 0xA2, 0xB1))
 CALLER = "00f067aa0ba902b7"
 
@@ -45,10 +49,10 @@ class Story:
     def serve(self) -> Server:
         """Started anew with the same command line each time."""
         server = Server(
-            *(VLLM, "tiny-deepseek-v2", self.folder, *FLAGS),
+            *(VLLM, "tiny-deepseek-v2", self.folder, *FLAGS, *TRACED),
             port=self.port,
             under=self.sidecar.under,
-            env={"PYTHONPATH": str(self.plugin)},
+            env={"PYTHONPATH": str(self.plugin), **EXPORTS},
         )
         self.servers.append(server)
         server.wait_until_up()
@@ -66,12 +70,13 @@ class Story:
         return next(pid for pid in pids if procfs.read_stat(pid).comm.startswith(title))
 
     def explained(self, trace_id: str) -> dict[str, Any]:
-        """By the command, run in the pod; asked again until the request's account is made."""
+        """By the command, run in the pod; asked again until the request's account is made, and
+        vLLM's own span has been joined to it."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             ran = self.sidecar.dsagent("explain", trace_id, "--json")
             document = json.loads(ran.stdout) if ran.returncode == 0 else {}
-            if document.get("finished"):
+            if document.get("engine_span"):
                 return dict(document)
             assert time.monotonic() < deadline, ran.stderr or document
             time.sleep(0.2)
@@ -127,7 +132,11 @@ def story(plugged: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     require_namespaces()
     folder = tmp_path_factory.mktemp("beside")
     plugin = copied_plugin(site_packages(plugged.overlay.path), tmp_path_factory.mktemp("volume"))
-    with one_server_at_a_time(), PodSidecar() as sidecar, sidecar.network():
+    with (
+        one_server_at_a_time(),
+        PodSidecar("--otlp-receive", RECEIVER) as sidecar,
+        sidecar.network(),
+    ):
         sidecar.said("sidecar.started")
         story = Story(sidecar, plugin, folder, free_port(), opened(sidecar.sidecar_pid))
         try:
@@ -159,6 +168,9 @@ def test_the_clients_requests_are_explained(story: Story) -> None:
         assert document["prompt_tokens"] == usage.prompt_tokens
         assert document["output_tokens"] == usage.completion_tokens
         assert document["steps"] >= usage.completion_tokens
+        assert document["engine_span"]["name"] == "llm_request"
+        figures = {each["figure"]: each for each in document["engine_span"]["figures"]}
+        assert figures["gen_ai.usage.completion_tokens"]["engine"] == usage.completion_tokens
         parts_ns = sum(part["ns"] for part in document["parts"])
         assert parts_ns + document["unattributed_ns"] == document["e2e_ns"]
         assert {"decode.compute", "prefill.compute"} <= {p["cause"] for p in document["parts"]}
