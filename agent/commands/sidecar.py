@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dsagent.agent import ports
-from dsagent.agent.probes import Tier
+from dsagent.agent import watch_flags as flags
 from dsagent.agent.settings import named_path, option, size_bytes
 
 if TYPE_CHECKING:
@@ -50,23 +50,10 @@ def sidecar(
             help="Answer /metrics, /healthz and /readyz there.",
         ),
     ] = ports.on_loopback(ports.METRICS),
-    listen_token_file: Annotated[
-        Path | None,
-        option(metavar="FILE", parser=named_path, help="Answer only who sends a token in it."),
-    ] = None,
-    listen_tls_cert: Annotated[
-        Path | None,
-        option(metavar="FILE", parser=named_path, help="Speak TLS with this certificate chain."),
-    ] = None,
-    listen_tls_key: Annotated[
-        Path | None, option(metavar="FILE", parser=named_path, help="Its private key, both PEM.")
-    ] = None,
-    listen_open: Annotated[
-        bool,
-        option(
-            "--listen-open", help="Listen beyond loopback without a token: something guards it."
-        ),
-    ] = False,
+    listen_token_file: flags.ListenTokenFile = None,
+    listen_tls_cert: flags.ListenTlsCert = None,
+    listen_tls_key: flags.ListenTlsKey = None,
+    listen_open: flags.ListenOpen = False,
     record: Annotated[
         Path | None,
         option(metavar="DIR", parser=named_path, help="Write recordings below this folder."),
@@ -80,26 +67,11 @@ def sidecar(
             help="Of all engines together; the oldest goes beyond this.",
         ),
     ] = 512 << 20,
-    slo: Annotated[
-        Path | None,
-        option(metavar="FILE", parser=named_path, help="Latency limits; none without it."),
-    ] = None,
-    step_spans: Annotated[
-        Literal["worst", "all"],
-        option(metavar="worst|all", help="Steps that become spans of a request's trace."),
-    ] = "worst",
-    otlp_endpoint: Annotated[
-        str | None,
-        option(metavar="URL", help="Send traces, metrics and logs there by OTLP."),
-    ] = None,
-    otlp_protocol: Annotated[
-        Literal["http/protobuf", "grpc"] | None,
-        option(metavar="http/protobuf|grpc", help="How to send it."),
-    ] = None,
-    otlp_queue: Annotated[
-        Path | None,
-        option(metavar="DIR", parser=named_path, help="Keep there what could not be sent yet."),
-    ] = None,
+    slo: flags.Slo = None,
+    step_spans: flags.StepSpans = "worst",
+    otlp_endpoint: flags.OtlpEndpoint = None,
+    otlp_protocol: flags.OtlpProtocol = None,
+    otlp_queue: flags.OtlpQueue = None,
     otlp_queue_max_bytes: Annotated[
         int,
         option(
@@ -109,48 +81,17 @@ def sidecar(
             help="Of each kind (traces, metrics, logs), of all engines together.",
         ),
     ] = 256 << 20,
-    unmasked: Annotated[
-        bool, option("--unmasked", help="Let personal data in logs and error texts go out.")
-    ] = False,
-    sample_rate: Annotated[
-        str | None,
-        option(metavar="PERCENT", help="Of what nothing else decides, export so many."),
-    ] = None,
-    override_sampled_0: Annotated[
-        bool,
-        option("--override-sampled-0", help="Export violators though their caller said not to."),
-    ] = False,
-    remote_write: Annotated[
-        str | None, option(metavar="URL", help="Push metrics to Prometheus there.")
-    ] = None,
-    pyroscope: Annotated[
-        str | None, option(metavar="URL", help="Push profiles of the engines to Pyroscope there.")
-    ] = None,
-    otlp_receive: Annotated[
-        str | None,
-        option(
-            metavar="[HOST:PORT]",
-            help="Take the spans that engines export themselves, by OTLP over HTTP; without an "
-            "address at 127.0.0.1:4318. They are passed on to the OTLP endpoint.",
-        ),
-    ] = None,
-    otlp_receive_grpc: Annotated[
-        str | None,
-        option(metavar="[HOST:PORT]", help="The same over gRPC; without an address at :4317."),
-    ] = None,
-    anomalies: Annotated[
-        bool, option("--anomalies", help="Tell what takes longer than usual.")
-    ] = False,
-    max_overhead: Annotated[
-        str, option(metavar="PERCENT", help="Look at less where watching costs more.")
-    ] = "1%",
-    tier: Annotated[
-        Tier, option(metavar="core|default|full", help="How much to look at in the kernel.")
-    ] = "default",
-    without: Annotated[
-        str | None,
-        option(metavar="SOURCES", help="Leave out kernel, proc, stall or nvml; several by commas."),
-    ] = None,
+    unmasked: flags.Unmasked = False,
+    sample_rate: flags.SampleRate = None,
+    override_sampled_0: flags.OverrideSampled0 = False,
+    remote_write: flags.RemoteWrite = None,
+    pyroscope: flags.Pyroscope = None,
+    otlp_receive: flags.OtlpReceive = None,
+    otlp_receive_grpc: flags.OtlpReceiveGrpc = None,
+    anomalies: flags.Anomalies = False,
+    max_overhead: flags.MaxOverhead = "1%",
+    tier: flags.KernelTier = "default",
+    without: flags.Without = None,
     json: Annotated[bool, option("--json", help="Log as one JSON document a line.")] = False,
 ) -> None:
     """Watch every engine of this pid namespace, until told to stop.
