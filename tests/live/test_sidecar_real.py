@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-import urllib.request
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from shell_lab import COMMAND, Child, add_up
+from shell_lab import Server, add_up
 from sidecar_lab import Sidecar, explained, until
 
 from dsagent.agent import control
 
 # Of their own for this test run, so that the sidecar sees these engines and no others.
 NETWORK = f"127.{40 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
-
-
-class Server(Child):
-    def __init__(self, host: str) -> None:
-        serve = [COMMAND, "serve", "--model", "tiny-llama", "--host", host, "--port", "0"]
-        super().__init__(serve)
-        try:
-            line = self.wait_line(lambda each: "listening on http://" in each)
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        self.url = line.split("listening on ")[1]
-
-    def __enter__(self) -> Server:
-        return self
-
-    def complete(self, trace_id: str) -> Any:
-        body = {"model": "tiny-llama", "prompt": "one two three", "max_tokens": 8}
-        headers = {
-            "Content-Type": "application/json",
-            "traceparent": f"00-{trace_id}-b7ad6b7169203331-01",
-        }
-        request = urllib.request.Request(
-            f"{self.url}/v1/completions", json.dumps(body).encode(), headers
-        )
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            return json.load(reply)
 
 
 @pytest.fixture(autouse=True)

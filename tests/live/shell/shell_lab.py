@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -95,6 +96,37 @@ class Child:
             if stream is not None and not stream.closed:
                 with contextlib.suppress(BrokenPipeError):  # a line that it never read
                     stream.close()
+
+
+class Server(Child):
+    """`dsagent serve` with the smallest model, at a free port of `host`."""
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        serve = [COMMAND, "serve", "--model", "tiny-llama", "--host", host, "--port", "0"]
+        super().__init__(serve)
+        try:
+            line = self.wait_line(lambda each: "listening on http://" in each)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        self.url = line.split("listening on ")[1]
+
+    def __enter__(self) -> Server:
+        return self
+
+    def complete(self, trace_id: str, request_id: str = "") -> Any:
+        """The reply to a short prompt: 8 tokens."""
+        body = {"model": "tiny-llama", "prompt": "one two three", "max_tokens": 8}
+        headers = {
+            "Content-Type": "application/json",
+            "traceparent": f"00-{trace_id}-b7ad6b7169203331-01",
+            **({"X-Request-Id": request_id} if request_id else {}),
+        }
+        request = urllib.request.Request(
+            f"{self.url}/v1/completions", json.dumps(body).encode(), headers
+        )
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as reply:
+            return json.load(reply)
 
 
 class Engine(Child):

@@ -2,43 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-import urllib.request
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from shell_lab import COMMAND, Agent, Child, add_up, asked, dsagent
+from shell_lab import COMMAND, Agent, Child, Server, add_up, asked, dsagent
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
-
-
-class Server(Child):
-    def __init__(self) -> None:
-        super().__init__([COMMAND, "serve", "--model", "tiny-llama", "--port", "0"])
-        try:
-            line = self.wait_line(lambda each: "listening on http://" in each)
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        self.url = line.split("listening on ")[1]
-
-    def complete(self, trace_id: str, request_id: str) -> Any:
-        body = {"model": "tiny-llama", "prompt": "one two three", "max_tokens": 8}
-        request = urllib.request.Request(
-            f"{self.url}/v1/completions",
-            json.dumps(body).encode(),
-            {
-                "Content-Type": "application/json",
-                "traceparent": f"00-{trace_id}-b7ad6b7169203331-01",
-                "X-Request-Id": request_id,
-            },
-        )
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            return json.load(reply)
 
 
 @pytest.fixture
