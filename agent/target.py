@@ -234,10 +234,23 @@ def vllm_root(pid: int, proc: Path = PROC) -> int:
             stat = procfs.read_stat(pid, proc)
         except (ProcessGone, PermissionError):
             break
-        if not stat.comm.startswith(VLLM_TITLE) or stat.ppid <= 1:
+        if not stat.comm.startswith(VLLM_TITLE) or stat.ppid < 1:
+            break
+        if stat.ppid == 1 and not _is_first_vllm(pid, proc):
             break
         pid = stat.ppid
     return pid
+
+
+def _is_first_vllm(pid: int, proc: Path) -> bool:
+    """Whether vLLM is the first process of its container, and so the parent of what it started;
+    else what the first process is the parent of is an orphan."""
+    try:
+        own, first = (os.stat(proc / str(each) / "exe") for each in (pid, 1))
+    except OSError:
+        return False
+    is_same_program = (own.st_dev, own.st_ino) == (first.st_dev, first.st_ino)
+    return is_same_program and any("vllm" in word for word in procfs.command_line(1, proc))
 
 
 def _engine_below(

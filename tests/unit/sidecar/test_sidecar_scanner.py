@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -114,6 +115,25 @@ def test_what_outlives_a_vllm_server_is_no_engine(machine: Machine) -> None:
     machine.start(13, "VLLM::Worker", comm="VLLM::Worker")
     assert machine.scanner().look(0, (11,)) == []
     machine.end(11)
+    assert machine.scanner().look(0, ()) == []
+
+
+def test_a_vllm_that_is_the_first_process_of_its_container_has_no_orphans(
+    machine: Machine,
+) -> None:
+    """As `kubectl debug --target` sees it, in the engine's own pid namespace."""
+    machine.kind_of_rings = VLLM_RINGS
+    machine.start(1, "python3 vllm serve some/model", parent=0, comm="vllm")
+    machine.start(12, "VLLM::EngineCore", comm="VLLM::EngineCor")
+    for pid in (1, 12):
+        (machine.proc / str(pid) / "exe").symlink_to(sys.executable)
+    machine.rings.add(12)
+    assert {each.pid for each in machine.scanner().look(0, ())} == {1, 12}
+    machine.start(1, "python3 supervisord", parent=0, comm="supervisord")
+    assert machine.scanner().look(0, ()) == []
+    machine.start(1, "sh -c vllm serve some/model", parent=0, comm="sh")
+    (machine.proc / "1" / "exe").unlink()
+    (machine.proc / "1" / "exe").symlink_to("/bin/sh")
     assert machine.scanner().look(0, ()) == []
 
 
