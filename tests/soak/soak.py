@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -56,6 +57,8 @@ REST_S = 3.0  # after a round, before the sample
 ASK_AFTER_NS = 2_000_000_000  # a request's account takes a second at most
 ASK_AGAIN_NS = 10_000_000_000
 ASK_FOR_NS = 120_000_000_000
+MOST_LAST_ROUNDS = 60
+ASK_TIMES = 6  # at least: the machine may have stood still all the while
 KEPT_NS = 500_000_000_000
 SLACK_NS = 1_000_000_000  # how exactly the log tells when a watch began and ended
 MIB = 1 << 20
@@ -91,6 +94,7 @@ class Auditor:
         self.asked: list[Asked] = []
         self.answers: dict[str, Found] = {}
         self.busy = 0
+        self._times: Counter[str] = Counter()
         self._waiting: queue.Queue[Asked | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -111,13 +115,15 @@ class Auditor:
                 again = [one for one in again if not self._settled(one)]
                 asked_again_ns = time.monotonic_ns()
         # Those that nobody has seen will not be known later either.
-        known_ns = time.monotonic_ns()
-        while again and time.monotonic_ns() < known_ns + ASK_AGAIN_NS:
-            time.sleep(1)
-            known = len(self.answers)
+        rounds_in_vain = 0
+        for _ in range(MOST_LAST_ROUNDS):
+            if not again or rounds_in_vain >= ASK_TIMES:
+                break
+            time.sleep(2)
+            known, busy = len(self.answers), self.busy
             again = [one for one in again if not self._settled(one)]
-            if len(self.answers) > known:
-                known_ns = time.monotonic_ns()
+            news = len(self.answers) > known or self.busy > busy
+            rounds_in_vain = 0 if news else rounds_in_vain + 1
 
     def _settled(self, asked: Asked) -> bool:
         try:
@@ -125,7 +131,9 @@ class Auditor:
             document = control.ask(control.SIDECAR, question)
         except DsagentError as error:
             if error.exit_code == USAGE:
-                return time.monotonic_ns() > asked.end_ns + ASK_FOR_NS
+                self._times[asked.trace_id] += 1
+                is_long_ago = time.monotonic_ns() > asked.end_ns + ASK_FOR_NS
+                return is_long_ago and self._times[asked.trace_id] >= ASK_TIMES
             self.busy += 1
             return time.monotonic_ns() > asked.end_ns + KEPT_NS
         if document["finished"]:
@@ -134,7 +142,7 @@ class Auditor:
 
     def close(self) -> None:
         self._waiting.put(None)
-        self._thread.join(ASK_FOR_NS / 1e9 + 60)
+        self._thread.join()
 
 
 @dataclass(slots=True)
@@ -142,6 +150,7 @@ class Scrapes:
     """What Prometheus would see: how many series, how often, and what must be 0."""
 
     times: int = 0
+    missed: int = 0  # no answer within a minute: a machine that stands still
     series: int = 0
     most_series: int = 0
     overflowed: float = 0.0
@@ -275,8 +284,12 @@ def soak(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
         scrapes = Scrapes()
 
         def scrape() -> None:
-            with urllib.request.urlopen(f"http://127.0.0.1:{listener}/metrics", timeout=60) as page:
-                scrapes.take(page.read().decode())
+            try:
+                url = f"http://127.0.0.1:{listener}/metrics"
+                with urllib.request.urlopen(url, timeout=60) as page:
+                    scrapes.take(page.read().decode())
+            except OSError:
+                scrapes.missed += 1
 
         auditor = Auditor()
         stack.callback(auditor.close)
@@ -337,6 +350,8 @@ def _document(
     lost = sum(watch.uncounted_losses for watch in pod.watches())
     if lost or scrapes.uncounted:
         faults.append(f"uncounted losses: {lost}, {scrapes.uncounted:g} on the page")
+    if scrapes.missed > scrapes.times:
+        faults.append(f"{scrapes.missed} scrapes without an answer, {scrapes.times} with one")
     if not receiver.trace_ids:
         faults.append("the back end has got nothing")
     traceback = [
@@ -410,7 +425,9 @@ def text(document: dict[str, Any]) -> str:
         "",
         "Done to it: "
         + ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in document["done"].items())
-        + f"; {document['scrapes']['times']} scrapes of {document['scrapes']['most_series']} series"
+        + f"; {document['scrapes']['times']} scrapes"
+        + (f" ({document['scrapes']['missed']} missed)" if document["scrapes"]["missed"] else "")
+        + f" of {document['scrapes']['most_series']} series"
         f" at most, {document['web_hook_calls']} calls of a web hook that hangs.",
     ]
     lines += (
