@@ -41,10 +41,10 @@ class FactRows:
     by their end: where many small intervals are asked for, numpy's overhead would be most of it."""
 
     def __init__(self, facts: Facts, columns: Sequence[str]) -> None:
-        order = np.argsort(facts["end_ns"], kind="stable")
-        self._rows: list[tuple[int, ...]] = (
-            facts[["start_ns", "end_ns", *columns]][order].tolist() if len(facts) else []
-        )
+        self._rows: list[tuple[int, ...]] = []
+        if len(facts):  # of a short interval there are often none
+            order = np.argsort(facts["end_ns"], kind="stable")
+            self._rows = facts[["start_ns", "end_ns", *columns]][order].tolist()
         self._ends = [row[1] for row in self._rows]
         least = itertools.accumulate((row[0] for row in reversed(self._rows)), min)
         self._least_start = list(least)[::-1]

@@ -129,9 +129,9 @@ class Joiner:
         self._watched = watched
         tids = {watched.loop_tid, *watched.gang, *watched.rank_tids}
         watched_tids = np.fromiter(tids, np.uint32)
-        self._mine = facts[_among(facts["tid"], watched_tids)]
-        exact = (self._mine["exact"] == 1) & _IS_RANKED[self._mine["kind"]]
-        self._exact = FactRows(self._mine[exact], _COLUMNS)
+        self._is_mine = _among(facts["tid"], watched_tids)
+        exact = self._is_mine & (facts["exact"] == 1) & _IS_RANKED[facts["kind"]]
+        self._exact = FactRows(facts[exact], _COLUMNS)
         self._holders = Holders(facts)
         self._busy_in: dict[tuple[int, int], tuple[dict[int, float], int]] = {}
 
@@ -142,7 +142,7 @@ class Joiner:
 
     @cached_property
     def _summed(self) -> dict[int, list[_Sum]]:
-        return _sums(self._mine[self._mine["exact"] == 0])
+        return _sums(self._facts[self._is_mine & (self._facts["exact"] == 0)])
 
     def join(self, piece: Piece) -> Piece:
         """`piece` with all that the kernel measured in its sections."""

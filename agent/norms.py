@@ -59,7 +59,7 @@ class Norms:
         elif part.cause.startswith(OF_THE_MACHINE):
             usual_ns = min(usual_ns, round(MOST_USUAL_RATIO * account.e2e_ns))
         usual = Evidence("norms", USUAL_FACT, min(usual_ns, part.ns), "ns")
-        return replace(part, evidence=(*part.evidence, usual))
+        return Part(part.cause, part.ns, part.how, (*part.evidence, usual), part.culprits)
 
     def _learn(self, account: Account) -> None:
         paid = {part.cause: part.ns / _measure(part.cause, account) for part in account.parts}
