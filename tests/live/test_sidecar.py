@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import made_status
@@ -17,12 +16,7 @@ from sidecar_lab import Lab, Sidecar, explained, until
 
 from dsagent.agent import control
 
-
-@pytest.fixture(autouse=True)
-def the_only_one() -> Iterator[None]:
-    """There is one @dsagent/sidecar in a network namespace: wait for another test's to end."""
-    until(lambda: control.owner(control.SIDECAR) is None, "another sidecar to end")
-    yield
+pytestmark = pytest.mark.usefixtures("the_only_sidecar")
 
 
 @pytest.fixture

@@ -5,22 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
 
 import pytest
 from shell_lab import Server, add_up
 from sidecar_lab import Sidecar, explained, until
 
-from dsagent.agent import control
+pytestmark = pytest.mark.usefixtures("the_only_sidecar")
 
 # Of their own for this test run, so that the sidecar sees these engines and no others.
 NETWORK = f"127.{40 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
-
-
-@pytest.fixture(autouse=True)
-def the_only_one() -> Iterator[None]:
-    until(lambda: control.owner(control.SIDECAR) is None, "another sidecar to end")
-    yield
 
 
 def test_two_engines_through_a_crash_and_a_restart() -> None:

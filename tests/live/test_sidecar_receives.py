@@ -9,7 +9,6 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
 
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
@@ -26,15 +25,9 @@ from shell_lab import Engine, add_up
 from sidecar_lab import Lab, explained, until
 from test_sinks_otlp import free_port
 
-from dsagent.agent import control
+pytestmark = pytest.mark.usefixtures("the_only_sidecar")
 
 DEADLINE_S = 60.0
-
-
-@pytest.fixture(autouse=True)
-def the_only_one() -> Iterator[None]:
-    until(lambda: control.owner(control.SIDECAR) is None, "another sidecar to end")
-    yield
 
 
 @pytest.fixture

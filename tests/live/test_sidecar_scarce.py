@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sidecar_lab import Lab, Sidecar, explained, get, until
 from small_disk import needs_a_mount, on_small_disk
 
-from dsagent.agent import control
-
-
-@pytest.fixture(autouse=True)
-def the_only_one() -> Iterator[None]:
-    until(lambda: control.owner(control.SIDECAR) is None, "another sidecar to end")
-    yield
+pytestmark = pytest.mark.usefixtures("the_only_sidecar")
 
 
 @pytest.fixture
