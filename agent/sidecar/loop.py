@@ -132,9 +132,7 @@ class Sidecar:
         self._listener.set(self._options.listen, self._options.guarded_by)
         self._listener.attend(now_ns)
         self._tell("listener", self._listener.reason)
-        self._receiver.set(self._options)
-        self._receiver.attend(now_ns, self._engines.owners)
-        self._tell("receiver", self._receiver.reason)
+        self._guarded(lambda: self._attend_receiver(now_ns))  # engines are found without it
         self._open_control(selector, now_ns)
         if self._control is not None:
             self._control.expire(now_ns)
@@ -144,6 +142,11 @@ class Sidecar:
         self._tidier.look(self._engines.moves, is_quiet=self._engines.is_quiet)
         self._books.expire(now_ns)
         self._health = self._judge_health()
+
+    def _attend_receiver(self, now_ns: int) -> None:
+        self._receiver.set(self._options)
+        self._receiver.attend(now_ns, self._engines.owners)
+        self._tell("receiver", self._receiver.reason)
 
     def _tell(self, about: str, reason: str) -> None:
         """Said when it changes, not each second."""

@@ -16,6 +16,7 @@ from dsagent.agent import catalog
 from dsagent.agent.aggregate import set_sinks
 from dsagent.agent.errors import DsagentError
 from dsagent.agent.facts import Readings, SourceStatus
+from dsagent.agent.guard import reason_of
 from dsagent.agent.listening import Guard, ListenOptions
 from dsagent.agent.outlets import OutletOptions, make_forward, make_receiver
 from dsagent.agent.series import Family, Store
@@ -95,10 +96,11 @@ class Receiver:
         if self._source is None and self._backoff.due(now_ns):
             try:
                 self._begin(self._asked)
-            except DsagentError as error:
+            except Exception as error:  # noqa: BLE001 - such as: no more threads; it is told
                 self.stop()
                 self._backoff.failed(now_ns)
-                self.reason = f"{error}; tried again and again"  # no number: that would be news
+                why = str(error) if isinstance(error, DsagentError) else reason_of(error)
+                self.reason = f"{why}; tried again and again"  # no number: that would be news
         if self._source is not None:
             self._move(self._source, now_ns, owners)
         self._board.expire(now_ns)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from made import ANCHOR, S, account
 
+import dsagent.agent.sidecar.receiver as module
 from dsagent.agent.account import Account
 from dsagent.agent.engine_spans import EngineSpans
 from dsagent.agent.facts import EngineSpan
@@ -188,6 +189,22 @@ def test_a_port_that_is_taken_is_tried_again_ever_more_rarely(receiver: Receiver
     assert attended(receiver, S)["ports"] == [port]
     assert receiver.reason == ""
     assert source.status().state == "ok"
+
+
+def test_whatever_is_in_its_way_it_lets_go_of_the_port_says_so_and_tries_again(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_options: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "make_forward", no_thread)
+        receiver.set(SidecarOptions(otlp_receive="127.0.0.1:0"))
+        assert attended(receiver, 0)["state"] == "waiting"
+    assert "can't start new thread" in receiver.reason
+    assert receiver.describe()["ports"] == []
+    assert attended(receiver, S)["state"] == "ok"
+    assert receiver.reason == ""
 
 
 def test_beyond_loopback_it_asks_for_a_token(receiver: Receiver) -> None:
