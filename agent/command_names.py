@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsagent.agent import procfs
-from dsagent.agent.masking import mask
+from dsagent.agent.masking import mask, mask_words
 from dsagent.agent.procfs import PROC
 
 MAX_CHARS = 60
 MAX_READ_BYTES = 4096
 _PYTHON = re.compile(r"python[0-9.]{0,6}")
+_LONG_WITH_VALUE = ("--check-hash-based-pycs",)
+_PATH = re.compile(r"[\w.+@~/-]+")
 _SHORTENED = 3  # the program, an option or the script, the script
 
 
@@ -26,10 +28,13 @@ def command_name(pid: int, proc: Path = PROC, max_chars: int = MAX_CHARS) -> str
 
 def shown(words: Sequence[str], max_chars: int = MAX_CHARS) -> str:
     """Paths at the beginning by their last part: where a program lies says less than its
-    arguments."""
-    first = [word.rsplit("/", 1)[-1] for word in words[:_SHORTENED]]
-    text = " ".join([*first, *words[_SHORTENED:]])
-    return procfs.escape(mask(" ".join(text.split())), max_chars)
+    arguments. What is masked is masked before: the last part of a secret is none to be seen."""
+    safe = mask_words(words)
+    first = [
+        word.rsplit("/", 1)[-1] if _PATH.fullmatch(word) else word for word in safe[:_SHORTENED]
+    ]
+    text = mask(" ".join([*first, *safe[_SHORTENED:]]))  # some are told by the word before
+    return procfs.escape(" ".join(text.split()), max_chars)
 
 
 def named_by_script(pid: int, comm: str, proc: Path = PROC) -> str:
@@ -48,17 +53,30 @@ def named_by_script(pid: int, comm: str, proc: Path = PROC) -> str:
 
 
 def _script(words: Sequence[str]) -> list[str]:
-    """What Python is told to run, after its own options."""
+    """What Python is told to run, after its own options; nothing that comes behind it, nor code
+    that stands on the command line."""
     rest = iter(words)
     for word in rest:
-        if not word.startswith("-"):
+        if word == "-" or not word.startswith("-"):
             return [word] if word else []
         if word.startswith("--"):
+            if word in _LONG_WITH_VALUE:
+                next(rest, "")
             continue
-        if word[-1] == "m":
-            return ["-m", next(rest, "")]
-        if word[-1] == "c":
+        letter, value = _last_option(word)
+        if letter == "c":
             return ["-c"]
-        if word in ("-X", "-W"):
+        if letter == "m":
+            return ["-m", value or next(rest, "")]
+        if letter in ("X", "W") and not value:
             next(rest, "")
     return []
+
+
+def _last_option(word: str) -> tuple[str, str]:
+    """Of options in one word, the first that takes a value, and as much of that as stands there;
+    of none that does, empty texts."""
+    for at, letter in enumerate(word[1:], 1):
+        if letter in "cmXW":
+            return letter, word[at + 1 :]
+    return "", ""

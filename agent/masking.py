@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterable
 
 MAX_CHARS = 4096
 CUT = "…"
@@ -41,6 +42,10 @@ _OPTION = re.compile(
     rf"(?!{_MASKED})[^\s'\",;]{{1,4096}}",
     re.IGNORECASE,
 )
+# The same in a command line, where a value is all of its word, whatever it is made of.
+_SECRET_WORD = r"(?:key|token|secret|passw(?:or)?d|passphrase|authorization|cookie)"
+_WORD_WITH_VALUE = re.compile(rf"(-{{0,2}}[\w.-]{{0,64}}{_SECRET_WORD}[:=]).+", re.I | re.S)
+_WORD_BEFORE_VALUE = re.compile(rf"--[\w.-]{{0,64}}{_SECRET_WORD}", re.I)
 # The beginnings that issuers gave their keys so that they can be found, and JSON Web Tokens.
 _KEY = re.compile(
     r"\b(?:(?:sk|pk|rk|hf|gsk|xai|nvapi|glpat|pplx|r8)[-_][\w-]{12,512}"
@@ -72,6 +77,31 @@ def mask(text: str) -> str:
         text = _IPV6.sub(_address, text)
     text = _PHONE.sub("[phone]", text)
     return text if len(text) <= MAX_CHARS else _cut(text)
+
+
+def mask_words(words: Iterable[str]) -> list[str]:
+    """The same of a command line. A secret that holds blanks, commas, quotes or slashes is masked
+    as far as its word goes; at most some MAX_CHARS of all are looked at."""
+    masked: list[str] = []
+    left, before = MAX_CHARS, ""
+    for word in words:
+        if left <= 0:
+            masked.append(CUT)
+            break
+        if _WORD_BEFORE_VALUE.fullmatch(before) and not word.startswith("--"):
+            masked.append("[secret]")
+        elif (named := _WORD_WITH_VALUE.fullmatch(word)) is not None:
+            masked.append(f"{named[1]}[secret]")
+        else:
+            masked.append(mask(word))
+        left -= len(word) + 1
+        before = word
+    return masked
+
+
+def mask_command(words: Iterable[str]) -> str:
+    """As one text; once more over all of it, since some secrets are told by the word before."""
+    return mask(" ".join(mask_words(words)))
 
 
 def _cut(text: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from dsagent.agent import procfs
 from dsagent.agent.environment import environment
 from dsagent.agent.facts import Event, Target
-from dsagent.agent.masking import mask
+from dsagent.agent.masking import mask_command
 from dsagent.agent.model import CleanStepModel
 from dsagent.agent.normal import (
     Normal,
@@ -130,7 +130,7 @@ def setting_of(target: Target, served: str, proc: Path = PROC) -> Setting:
         model=served[:MOST_CHARS],
         engine=target.engine,
         # It is written to disk, and servers take their keys as arguments.
-        arguments=mask(" ".join(_that_matter(arguments)))[:MOST_CHARS],
+        arguments=mask_command(_that_matter(arguments))[:MOST_CHARS],
         threads=" ".join(f"{name}={variables[name]}" for name in _THREADS if name in variables)[
             :MOST_CHARS
         ],

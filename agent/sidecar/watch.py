@@ -14,14 +14,14 @@ from dsagent.agent.errors import USAGE, DsagentError
 from dsagent.agent.facts import Target
 from dsagent.agent.guard import reason_of
 from dsagent.agent.ledger import Ledger
-from dsagent.agent.masking import mask
+from dsagent.agent.masking import mask_command
 from dsagent.agent.normal_keeper import NormalKeeper
 from dsagent.agent.outlets import OutletOptions, links, make_attached_sinks
-from dsagent.agent.procfs import escape
+from dsagent.agent.procfs import command_line, escape
 from dsagent.agent.session import Session
 from dsagent.agent.sidecar.kept import Retried
 from dsagent.agent.sidecar.options import AttachOptions
-from dsagent.agent.sidecar.processes import Key, command_text, program_mark
+from dsagent.agent.sidecar.processes import Key, program_mark
 from dsagent.agent.sidecar.receiver import ReceivedSource
 from dsagent.agent.sidecar.slots import Slot, folder_of
 from dsagent.agent.sinks.base import Sink
@@ -60,7 +60,7 @@ class Watch:
         self.target = target
         self.slot = slot
         self.mark = program_mark(target.pid)
-        self.command = escape(mask(command_text(target.pid)))
+        self.command = escape(mask_command(command_line(target.pid)))
         self.ledger = ledger
         self.state: State = "attaching"
         self.reason = ""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsagent.agent.masking import MAX_CHARS, mask
+from dsagent.agent.masking import MAX_CHARS, mask, mask_command
 
 
 @pytest.mark.parametrize(
@@ -113,3 +113,17 @@ def test_no_text_takes_long(piece: str) -> None:
     began_s = time.process_time()
     mask(piece * (1_000_000 // len(piece)))
     assert time.process_time() - began_s < 5
+
+
+@given(
+    st.text(),
+    st.sampled_from(["--api-key={}", "--my.token={}", "API_KEY={}", "Authorization: {}", "--p"]),
+)
+def test_a_secret_in_a_command_line_goes_whole_whatever_it_is_made_of(value: str, way: str) -> None:
+    value = f"hunter {value} two"
+    words = ["--password", value] if way == "--p" else [way.format(value)]
+    assert not {"hunter", "two"} & set(mask_command(["/bin/x", *words, "last"]).split())
+
+
+def test_a_long_command_line_is_cut_soon() -> None:
+    assert len(mask_command(["x" * 1000] * 1_000_000)) <= MAX_CHARS
