@@ -98,7 +98,8 @@ def run(stage: Stage) -> Outcome:
     outcome.exit_code = again.exit_code
     outcome.counts = Counter(passed=outcome.counts["passed"], skipped=outcome.counts["skipped"])
     outcome.counts += again.counts
-    outcome.on_second_try = sorted(set(outcome.failed) - set(again.failed))
+    if again.exit_code in (0, TESTS_FAILED):  # else nobody knows which would have passed
+        outcome.on_second_try = sorted(set(outcome.failed) - set(again.failed))
     outcome.failed = again.failed
     return outcome
 

@@ -76,3 +76,15 @@ def test_a_few_that_failed_are_tried_again_where_the_machine_can_be_why(
     assert [name.rpartition("::")[2] for name in outcome.on_second_try] == (
         ["test_of_chance"] if tries == 2 else []
     )
+
+
+def test_a_second_try_that_breaks_off_says_of_no_test_that_it_passed(
+    stages: ModuleType, tmp_path: Path
+) -> None:
+    words = command(tmp_path, 0)
+    code = (tmp_path / "test_flaky.py").read_text()
+    ends = "    assert times == 1 or __import__('os')._exit(3)\n    raise AssertionError"
+    (tmp_path / "test_flaky.py").write_text(code.replace("    assert times == 2", ends))
+    outcome = stages.run(stages.Stage("flaky", words, 60, is_live=True))
+    assert (outcome.exit_code, outcome.on_second_try) == (3, [])
+    assert len((tmp_path / "seen").read_text()) == 2
