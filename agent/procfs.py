@@ -50,12 +50,12 @@ def escape(text: str, limit: int = 256) -> str:
     )
 
 
-def read_bytes(path: Path) -> bytes:
-    """The file, at most 1 MiB of it. Raises ProcessGone, or PermissionError."""
+def read_bytes(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """The file, at most 1 MiB of it, or so much. Raises ProcessGone, or PermissionError."""
     try:
         with path.open("rb", buffering=0) as file:
             chunks = []
-            left = MAX_FILE_BYTES
+            left = most_bytes
             while left > 0 and (chunk := file.read(min(left, 65536))):
                 chunks.append(chunk)
                 left -= len(chunk)
@@ -159,13 +159,23 @@ class ProcessTree:
 
 def descendants(pid: int, parent_of: dict[int, int]) -> tuple[int, ...]:
     """All processes below `pid`, nearest first, itself not among them."""
-    children: dict[int, list[int]] = {}
+    return below(pid, children(parent_of))
+
+
+def children(parent_of: dict[int, int]) -> dict[int, list[int]]:
+    """The other way around, for who asks of many processes."""
+    found: dict[int, list[int]] = {}
     for child, parent in parent_of.items():
-        children.setdefault(parent, []).append(child)
+        found.setdefault(parent, []).append(child)
+    return found
+
+
+def below(pid: int, children_of: dict[int, list[int]]) -> tuple[int, ...]:
+    """As `descendants`."""
     found: list[int] = []
     level = [pid]
     while level:
-        level = sorted(child for parent in level for child in children.get(parent, ()))
+        level = sorted(child for parent in level for child in children_of.get(parent, ()))
         found.extend(level)
     return tuple(found)
 
@@ -235,10 +245,10 @@ def threads(pid: int, proc: Path = PROC) -> tuple[int, ...]:
         return ()
 
 
-def command_line(pid: int, proc: Path = PROC) -> tuple[str, ...]:
+def command_line(pid: int, proc: Path = PROC, most_bytes: int = MAX_FILE_BYTES) -> tuple[str, ...]:
     """Its arguments as it was started with them; empty where they cannot be read."""
     try:
-        text = read_bytes(proc / str(pid) / "cmdline").decode("utf-8", "replace")
+        text = read_bytes(proc / str(pid) / "cmdline", most_bytes).decode("utf-8", "replace")
     except (ProcessGone, PermissionError):
         return ()
     return tuple(text.removesuffix("\0").split("\0"))

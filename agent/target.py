@@ -29,6 +29,7 @@ ENGINE_MODULE = "dsagent.instrumentation.reference"
 VLLM_MODULE = "vllm.entrypoints.openai.api_server"
 VLLM_TITLE = "VLLM::"  # of its children: their parent is its, too
 MOST_GENERATIONS = 16
+MAX_COMMAND_BYTES = 16 << 10  # of a command line: what is run stands at its beginning
 
 
 class NothingThere(DsagentError):  # noqa: N818 - what was found, not what went wrong
@@ -130,15 +131,18 @@ def resolve_starting(pid: int, say: Callable[[str], None], proc: Path = PROC) ->
         time.sleep(START_TICK_S)
 
 
-def is_starting(pid: int, proc: Path = PROC) -> bool:
+def is_starting(pid: int, proc: Path = PROC, below: tuple[int, ...] | None = None) -> bool:
     """Whether one of its tree, younger than a minute, is on its way to be the bundled engine, or
-    vLLM: there it takes that long until it is known whether the plug-in is there."""
-    for each in (pid, *procfs.descendants(pid, procfs.parents(proc))):
+    vLLM: there it takes that long until it is known whether the plug-in is there. `below`: its
+    descendants, where they are known."""
+    if below is None:
+        below = procfs.descendants(pid, procfs.parents(proc))
+    for each in (pid, *below):
         try:
             stat = procfs.read_stat(each, proc)
         except (ProcessGone, PermissionError):
             continue
-        words = procfs.command_line(each, proc)
+        words = procfs.command_line(each, proc, MAX_COMMAND_BYTES)
         serves = any(
             word in (ENGINE_MODULE, VLLM_MODULE)
             or (word.rsplit("/", 1)[-1], after) in (("dsagent", "serve"), ("vllm", "serve"))

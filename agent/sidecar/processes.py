@@ -10,7 +10,7 @@ from pathlib import Path
 from dsagent.agent import procfs
 from dsagent.agent.facts import Target
 from dsagent.agent.procfs import PROC, ProcessGone
-from dsagent.agent.target import VLLM_TITLE, vllm_root
+from dsagent.agent.target import MAX_COMMAND_BYTES, VLLM_TITLE, vllm_root
 
 MAX_COMMAND_CHARS = 4096
 
@@ -44,7 +44,7 @@ def program_mark(pid: int, proc: Path = PROC) -> str:
 
 def command_text(pid: int, proc: Path = PROC) -> str:
     """Its command line with blanks between the words, bounded; as it was given, not escaped."""
-    return " ".join(procfs.command_line(pid, proc))[:MAX_COMMAND_CHARS]
+    return " ".join(procfs.command_line(pid, proc, MAX_COMMAND_BYTES))[:MAX_COMMAND_CHARS]
 
 
 def is_left_over(pid: int, proc: Path = PROC) -> bool:

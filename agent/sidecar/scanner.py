@@ -73,7 +73,7 @@ class Scanner:
         proc: Path = PROC,
         rings_of: Callable[[int], Rings] = probe_rings,
         listens: Callable[[int], bool] | None = None,
-        starts: Callable[[int], bool] | None = None,
+        starts: Callable[[int, tuple[int, ...]], bool] | None = None,
         own_pid: int | None = None,
     ) -> None:
         """`match`: attach only to servers whose command line it is found in, whatever they are."""
@@ -81,7 +81,7 @@ class Scanner:
         self._proc = proc
         self._rings_of = rings_of
         self._listens = listens or (lambda pid: bool(listening(pid, proc)))
-        self._starts = starts or (lambda pid: is_starting(pid, proc))
+        self._starts = starts or (lambda pid, below: is_starting(pid, proc, below))
         self._own_pid = os.getpid() if own_pid is None else own_pid
         self._tree = ProcessTree(proc)
         self._seen: dict[int, _Seen] = {}
@@ -98,6 +98,7 @@ class Scanner:
         parent_of = self._tree.parents()
         for gone in self._seen.keys() - parent_of.keys():
             del self._seen[gone]
+        children_of = procfs.children(parent_of)
         found = []
         looked_into = 0
         self.expects = False
@@ -108,7 +109,7 @@ class Scanner:
             if self._belongs(pid, parent_of, watched):
                 continue
             looked_into += 1
-            one = self._look_into(pid, now_ns, parent_of)
+            one = self._look_into(pid, now_ns, children_of)
             if one is not None:
                 found.append(one)
         barred = sum(seen.not_permitted for seen in self._seen.values())
@@ -122,7 +123,7 @@ class Scanner:
                 return True
         return KERNEL_THREADS in (pid, parent_of[pid]) and not command_text(pid, self._proc)
 
-    def _look_into(self, pid: int, now_ns: int, parent_of: dict[int, int]) -> Found | None:
+    def _look_into(self, pid: int, now_ns: int, children_of: dict[int, list[int]]) -> Found | None:
         try:
             stat = procfs.read_stat(pid, self._proc)
         except (ProcessGone, PermissionError):
@@ -137,7 +138,7 @@ class Scanner:
         way_in: WayIn | None = None
         if self.match is None or is_wanted:
             try:
-                way_in = self._way_in(pid, stat.comm, is_wanted, parent_of)
+                way_in = self._way_in(pid, stat.comm, is_wanted, children_of)
                 seen.not_permitted = False
             except PermissionError:
                 seen.not_permitted = True
@@ -149,7 +150,7 @@ class Scanner:
         return None if way_in is None else Found(pid, way_in)
 
     def _way_in(
-        self, pid: int, comm: str, is_wanted: bool, parent_of: dict[int, int]
+        self, pid: int, comm: str, is_wanted: bool, children_of: dict[int, list[int]]
     ) -> WayIn | None:
         if self._rings_of(pid).engine_ids:
             if comm.startswith(VLLM_TITLE) and is_left_over(pid, self._proc):
@@ -157,16 +158,17 @@ class Scanner:
             return "rings"
         if not is_wanted:
             return None
-        if self._core_has_rings(pid, parent_of):
+        below = procfs.below(pid, children_of)
+        if self._core_has_rings(pid, below):
             return "rings"
-        if self._starts(pid):
+        if self._starts(pid, below):
             self.expects = True
             return None
         return "outside" if self._listens(pid) else None
 
-    def _core_has_rings(self, pid: int, parent_of: dict[int, int]) -> bool:
+    def _core_has_rings(self, pid: int, below: tuple[int, ...]) -> bool:
         """Whether this is the front end of a vLLM server whose other processes have theirs."""
-        for each in procfs.descendants(pid, parent_of):
+        for each in below:
             try:
                 is_its = vllm_root(each, self._proc) == pid
                 if is_its and self._rings_of(each).vllm:

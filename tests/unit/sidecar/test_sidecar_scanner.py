@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dsagent.agent import procfs
 from dsagent.agent.sidecar.backoff import SECOND_NS
 from dsagent.agent.sidecar.scanner import KNOWN, Found, Scanner
 from dsagent.agent.target import Rings
@@ -56,7 +57,7 @@ class Machine:
             proc=self.proc,
             rings_of=self.rings_of,
             listens=self.listening.__contains__,
-            starts=self.starting.__contains__,
+            starts=lambda pid, _below: pid in self.starting,
             own_pid=OWN,
         )
 
@@ -254,3 +255,27 @@ def test_other_settings_look_at_everything_anew(machine: Machine) -> None:
 )
 def test_servers_known_by_name(command: str, is_known: bool) -> None:
     assert (KNOWN.search(command) is not None) is is_known
+
+
+def test_a_look_costs_the_same_for_each_process_however_many_look_like_servers(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole of /proc was read for each: hundreds of `vllm serve` took a CPU for themselves."""
+    many = 60
+    just_now = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e9 / procfs.CLOCK_TICK_NS)
+    for pid in range(1000, 1000 + many):
+        machine.start(pid, "python3 vllm serve some/model " + "x " * 100_000, ticks=just_now)
+    read_bytes: list[int] = []
+    really = procfs.read_bytes
+
+    def read(path: Path, *most_bytes: int) -> bytes:
+        data = really(path, *most_bytes)
+        read_bytes.append(len(data))
+        return data
+
+    monkeypatch.setattr(procfs, "read_bytes", read)
+    scanner = Scanner(proc=machine.proc, rings_of=machine.rings_of, own_pid=OWN)
+    scanner.look(0, ())
+    assert scanner.expects
+    assert len(read_bytes) < 10 * many
+    assert max(read_bytes) < 100_000  # nor is a long command line read to its end
