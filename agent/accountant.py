@@ -9,22 +9,21 @@ when its last step is joined; nothing waits longer than `PATIENCE_NS`.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from dsagent.agent.account import Account
 from dsagent.agent.attribute import RequestView, attribute, last_output_ns
+from dsagent.agent.engine_steps import EngineSteps, Surroundings
 from dsagent.agent.fact_store import FactStore
 from dsagent.agent.facts import Facts, Readings, View
-from dsagent.agent.join import Joiner, Watched, gang_shares
-from dsagent.agent.model import CleanStepModel, Shape, shape
+from dsagent.agent.join import Watched
+from dsagent.agent.model import CleanStepModel
 from dsagent.agent.norms import Norms
-from dsagent.agent.pieces import Piece, cut
-from dsagent.agent.recent import Recent
+from dsagent.agent.pieces import Piece
 from dsagent.instrumentation.records import RankStep, RequestOpen, RequestRecord, Step
 
 PATIENCE_NS = 1_000_000_000
@@ -34,50 +33,11 @@ MOST_FACTS = 400_000
 MOST_NAMES = 20_000
 MOST_OPEN = 20_000  # requests begun, and ended but still waiting for their facts
 MOST_UNFINISHED = 8  # accounts of requests that go on, at one asking
-MOST_WAITING = 20_000  # steps that wait for their facts
 MOST_ENGINES = 16
 MOST_WORK = 200_000  # shares of steps looked at in one call: a fraction of a second
 MOST_RANK_STEPS = 16_384  # whose step has not come yet
 MOST_FRONT_ENDS = 256
 MOST_VIEWS = 256  # changes of what is looked at
-CLEAN_RATIO = 0.05
-MOST_CLEAN_RATIO = 0.2
-# A neighbour who is beside nearly all of so many steps, and of a window at least, is part of the
-# machine.
-CROWDED_RATIO = 0.95
-CROWDED_STEPS = 256
-GANG_RATIO = 0.2
-GANG_STEPS = 64
-
-
-@dataclass(slots=True)
-class _Engine:
-    """One engine's steps: read, and joined."""
-
-    engine_id: int
-    waiting: deque[tuple[Step, Piece]] = field(default_factory=deque)
-    pieces: list[Piece] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    last: Step | None = None
-    recent: OrderedDict[int, Piece] = field(default_factory=OrderedDict)
-    rank_tids: frozenset[int] = frozenset()
-    gang_seen: OrderedDict[int, dict[int, float]] = field(default_factory=OrderedDict)
-    gang: frozenset[int] = frozenset()
-    is_gang_new: bool = False  # steps have been seen that `gang` knows nothing of
-    model: CleanStepModel = field(default_factory=CleanStepModel)
-    crowded: deque[bool] = field(default_factory=lambda: deque(maxlen=CROWDED_STEPS))
-    delayed_ratios: Recent = field(default_factory=lambda: Recent(GANG_STEPS))
-
-    @property
-    def is_always_crowded(self) -> bool:
-        known = len(self.crowded)
-        return known >= GANG_STEPS and self.crowded.count(True) >= CROWDED_RATIO * known
-
-    def is_clean(self, delayed_ratio: float) -> bool:
-        """Less than 5 % known delay; on a machine that never gives that, the cleanest quarter."""
-        self.delayed_ratios.append(delayed_ratio)
-        cleanest = min(self.delayed_ratios.lower_quartile, MOST_CLEAN_RATIO)
-        return delayed_ratio < CLEAN_RATIO or delayed_ratio < cleanest
 
 
 class Accountant:
@@ -86,7 +46,7 @@ class Accountant:
     def __init__(self, attached_ns: int) -> None:
         self.attached_ns = attached_ns
         self.given_up = 0  # steps and facts dropped: too many at once, or times that cannot be
-        self._engines: dict[int, _Engine] = {}
+        self._engines: dict[int, EngineSteps] = {}
         self._rank_steps: OrderedDict[tuple[int, int], list[RankStep]] = OrderedDict()
         self._open: OrderedDict[int, RequestOpen] = OrderedDict()
         self._closed: list[RequestRecord] = []
@@ -142,7 +102,7 @@ class Accountant:
         return max(
             self._engines.values(),
             key=lambda engine: engine.last.end_ns if engine.last else 0,
-            default=_Engine(0),
+            default=EngineSteps(0),
         ).model
 
     def add(self, readings: Readings) -> None:
@@ -248,82 +208,21 @@ class Accountant:
             if len(self._engines) >= MOST_ENGINES:
                 self.given_up += 1
                 return
-            engine = self._engines[step.engine_id] = _Engine(step.engine_id)
-        last = engine.last
+            engine = self._engines[step.engine_id] = EngineSteps(step.engine_id)
         ranks = self._rank_steps.pop((step.engine_id, step.step_id), ())
-        if last is None:  # before the first step that was read nothing was missed
-            piece = cut(step, None, ranks=ranks)
-        elif step.step_id == last.step_id + 1:
-            piece = cut(step, last.end_ns, ranks=ranks)
-        else:
-            piece = cut(step, None, follows=False, ranks=ranks)
-        engine.waiting.append((step, piece))
-        if len(engine.waiting) > MOST_WAITING:
-            engine.waiting.popleft()
-            self.given_up += 1
-        engine.last = step
-        engine.recent[step.step_id] = piece
-        while len(engine.recent) > 4 * GANG_STEPS:
-            engine.recent.popitem(last=False)
+        self.given_up += engine.read(step, ranks)
 
-    def _join(self, engine: _Engine, now_ns: int) -> None:
+    def _join(self, engine: EngineSteps, now_ns: int) -> None:
         """Joins the steps up to whose end the facts are complete."""
-        for facts in self._fresh:
-            for step_id, shares in gang_shares(facts, engine.recent).items():
-                seen = engine.gang_seen.setdefault(step_id, {})
-                for tid, ratio in shares.items():
-                    seen[tid] = seen.get(tid, 0.0) + ratio
-        while len(engine.gang_seen) > 4 * GANG_STEPS:
-            engine.gang_seen.popitem(last=False)
+        engine.see_threads(self._fresh)
         ready: list[Piece] = []
-        while engine.waiting and self._facts_reach(engine.waiting[0][0].end_ns, now_ns):
-            ready.append(engine.waiting.popleft()[1])
+        while engine.waiting and self._facts_reach(engine.waiting[0].step.end_ns, now_ns):
+            ready.append(engine.waiting.popleft())
         if not ready:
             return
         facts = self._facts.overlapping(ready[0].start_ns, ready[-1].end_ns)
-        engine.rank_tids = frozenset(p.rank.tid for p in ready if p.rank) or engine.rank_tids
-        joiner = Joiner(facts, _watched(ready[-1].step, engine))
-        for piece in ready:
-            joined = joiner.join(piece)
-            whole = shape(piece.step.shares)
-            self._learn(engine, joined, whole, joiner)
-            price = engine.model.price(piece.step.shares, whole)
-            engine.pieces.append(joiner.priced(joined, price))
-            engine.ends.append(joined.end_ns)
-            self._shares_held += 1 + len(joined.shares)
-        self._find_gang(engine)
-
-    def _find_gang(self, engine: _Engine) -> None:
-        if engine.is_gang_new:
-            # A front end that runs while the engine computes helps nobody to compute.
-            engine.gang = _gang(engine.gang_seen.values()) - self._front_ends
-            engine.is_gang_new = False
-
-    def _learn(self, engine: _Engine, piece: Piece, whole: Shape, joiner: Joiner) -> None:
-        """A clean step, of the shape `whole`, teaches the model, and who is in the gang. One beside
-        which somebody else was busy is none, unless they nearly all are so."""
-        step = piece.step
-        forward = [section for section in piece.sections if section.kind == "forward"]
-        forward_ns = sum([section.ns for section in forward])
-        if forward_ns <= 0 or step.start_ns < self.attached_ns:
-            return  # what delayed it before we came, nobody has seen
-        delayed_ns = sum([section.delayed_ns for section in forward])
-        clean = engine.is_clean(delayed_ns / forward_ns)
-        ran = engine.gang_seen.pop(step.step_id, None)
-        if ran is not None and (clean or not engine.gang):
-            engine.gang_seen[step.step_id] = ran
-            while len(engine.gang_seen) > GANG_STEPS:
-                engine.gang_seen.popitem(last=False)
-            engine.is_gang_new = True
-            if not engine.gang:
-                self._find_gang(engine)
-        # As long as the gang is about to become known, what delayed it is not.
-        settled = engine.gang or self._kernel_off or len(engine.delayed_ratios) == GANG_STEPS
-        if not clean or not settled or step.shares_omitted:
-            return
-        engine.crowded.append(joiner.is_crowded(piece))
-        if not engine.crowded[-1] or engine.is_always_crowded:
-            engine.model.observe(whole, forward_ns - delayed_ns)
+        around = Surroundings(self.attached_ns, not self._kernel_off, self._front_ends)
+        self._shares_held += engine.join(ready, facts, around)
 
     def _facts_reach(self, moment_ns: int, now_ns: int) -> bool:
         complete_ns = self._facts_complete_ns
@@ -337,11 +236,11 @@ class Accountant:
         if record.first_scheduled_ns is None or record.finished_ns is None:
             return record.queued_ns is None
         engines = self._engines.values()
-        if engines and all(_reaches(engine, record.finished_ns) for engine in engines):
+        if engines and all(engine.reaches(record.finished_ns) for engine in engines):
             return True
         # Of several engines only the one that served it knows whether all its steps are there.
         engine, pieces = self._pieces_of(record)
-        if _reaches(engine, record.finished_ns) and any(
+        if engine.reaches(record.finished_ns) and any(
             record.request_key in piece.shares for piece in pieces
         ):
             return True
@@ -351,7 +250,7 @@ class Accountant:
         engine, pieces = self._pieces_of(record)
         step = pieces[-1].step if pieces else engine.last
         watched = (
-            Watched(record.pid, record.tid, engine.gang) if step is None else _watched(step, engine)
+            Watched(record.pid, record.tid, engine.gang) if step is None else engine.watched(step)
         )
         view = RequestView(
             record=record,
@@ -367,13 +266,14 @@ class Accountant:
         )
         return replace(attribute(view), not_looked_at=self._not_looked_at(record))
 
-    def _pieces_of(self, record: RequestRecord) -> tuple[_Engine, list[Piece]]:
+    def _pieces_of(self, record: RequestRecord) -> tuple[EngineSteps, list[Piece]]:
         """The engine that served it and the pieces that overlap its life."""
-        best: tuple[_Engine, list[Piece]] = (next(iter(self._engines.values()), _Engine(0)), [])
+        best: tuple[EngineSteps, list[Piece]] = (
+            next(iter(self._engines.values()), EngineSteps(0)),
+            [],
+        )
         for engine in self._engines.values():
-            low = bisect_right(engine.ends, record.received_ns)
-            high = bisect_left(engine.ends, record.sent_ns) + 1
-            pieces = engine.pieces[low:high]
+            pieces = engine.pieces_of(record)
             if any(record.request_key in piece.shares for piece in pieces):
                 return engine, pieces
             if not best[1]:
@@ -396,24 +296,6 @@ class Accountant:
             self.given_up += max(0, first - unneeded)
             del engine.pieces[:first], engine.ends[:first]
         self.given_up += self._facts.prune(keep_ns, MOST_FACTS)
-
-
-def _reaches(engine: _Engine, moment_ns: int) -> bool:
-    """Whether its steps are joined up to there."""
-    return bool(engine.ends) and engine.ends[-1] >= moment_ns
-
-
-def _watched(step: Step, engine: _Engine) -> Watched:
-    return Watched(step.pid, step.tid, engine.gang, engine.rank_tids)
-
-
-def _gang(seen: Iterable[dict[int, float]]) -> frozenset[int]:
-    """Threads that ran at least a fifth of forward, over the steps they ran in at all."""
-    ratios: dict[int, list[float]] = {}
-    for shares in seen:
-        for tid, ratio in shares.items():
-            ratios.setdefault(tid, []).append(ratio)
-    return frozenset(tid for tid, found in ratios.items() if sum(found) / len(found) >= GANG_RATIO)
 
 
 def _so_far(opened: RequestOpen, now_ns: int) -> RequestRecord:
