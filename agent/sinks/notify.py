@@ -12,13 +12,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlsplit
 
+from dsagent.agent.guard import attempt
 from dsagent.agent.sinks.base import SinkStatus
 
 QUEUE = 256  # further ones push the oldest out, counted
@@ -92,7 +94,9 @@ class Notifier:
                     return
                 message = self._queue.popleft()
                 self._is_busy = True
-            reason = self._deliver(message)
+            # It may fail in ways that are not the other end's, such as: no more threads.
+            delivered, why = attempt(partial(self._deliver, message))
+            reason = why or delivered or ""
             with self._changed:
                 self._is_busy = False
                 if reason:
@@ -108,10 +112,10 @@ class Notifier:
         if message.command:
             return self._execute(message.command, body)
         wait_s, reason = FIRST_WAIT_S, ""
-        for attempt in range(TRIES):
-            if attempt and not self._pause(wait_s):
+        for before in range(TRIES):
+            if before and not self._pause(wait_s):
                 break
-            wait_s = min(2 * wait_s, MAX_WAIT_S) if attempt else wait_s
+            wait_s = min(2 * wait_s, MAX_WAIT_S) if before else wait_s
             reason, is_worth_another = post(message.url, body)
             if not is_worth_another:
                 break
@@ -200,7 +204,8 @@ def post(url: str, body: bytes) -> tuple[str, bool]:
             connection.request("POST", path, body, headers)
             response = connection.getresponse()
             status = response.status
-            response.read(MAX_ANSWER_BYTES)
+            with suppress(OSError, HTTPException, ValueError):  # it has answered
+                response.read(MAX_ANSWER_BYTES)
     except OSError as error:
         why = error.strerror or error or type(error).__name__
         return f"{shown}: {late if is_late.is_set() else why}", True

@@ -153,11 +153,32 @@ def test_an_answer_that_drips_in_is_cut_off(monkeypatch: Any, scheme: str, sent:
     assert reason.endswith("answered 500" if b"500" in sent else "not done after 0.3 s")
 
 
-def test_what_was_taken_is_taken_though_the_rest_of_the_answer_drips(monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    "rest", [b"Content-Length: 9999\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nno size"]
+)
+def test_what_was_taken_is_taken_though_the_rest_of_the_answer_drips(
+    monkeypatch: Any, rest: bytes
+) -> None:
     monkeypatch.setattr(notify, "MOST_POST_S", 0.3)
-    with dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n") as (port, ended):
+    with dripping(b"HTTP/1.1 200 OK\r\n" + rest) as (port, ended):
         assert notify.post(f"http://127.0.0.1:{port}/", b"{}") == ("", False)
         until(lambda: len(ended) == 1)
+
+
+def test_one_that_cannot_even_be_tried_is_counted_and_the_next_is_sent(monkeypatch: Any) -> None:
+    class NoThread(threading.Timer):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    with web_hook() as (url, came), notifier() as sender:
+        with monkeypatch.context() as patch:
+            patch.setattr(notify.threading, "Timer", NoThread)
+            sender.send(Message({"n": 1}, url=url))
+            until(lambda: sender.status().failed == 1)
+        assert "can't start new thread" in sender.status().reason
+        sender.send(Message({"n": 2}, url=url))
+        until(lambda: sender.status().acknowledged == 1)
+        assert came == [{"n": 2}]
 
 
 def test_a_command_gets_the_document_on_stdin(tmp_path: Path) -> None:
