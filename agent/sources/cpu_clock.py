@@ -87,10 +87,10 @@ class CpuClockSource:
             raise SourceUnavailable(f"perf_event_open: {error.strerror}") from error
         self._began_ns = time.monotonic_ns()
 
-    def pace(self, others_ratio: float) -> None:
-        """Once a window: what watching costs without this. The runs to come take what that
-        leaves."""
-        self._allowed_ratio = allowance(self._max_ratio, others_ratio, 0.0)
+    def pace(self, seen_ratio: float) -> None:
+        """Once a window: what watching costs now, with this and without other samplers. The runs to
+        come take what that leaves."""
+        self._allowed_ratio = allowance(self._max_ratio, seen_ratio, self.ratio)
 
     def poll(self, now_ns: int) -> Readings:
         began_ns = time.thread_time_ns()

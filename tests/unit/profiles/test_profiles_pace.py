@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made import TARGET
 
 from dsagent.agent.profiles.pace import (
     MAX_PAUSE_S,
@@ -15,6 +17,7 @@ from dsagent.agent.profiles.pace import (
     pause_after,
     plan,
 )
+from dsagent.agent.sources.cpu_clock import CpuClockSource
 
 PRICE = Price(start_ns=20e6, look_ns=0.5e6)
 
@@ -76,3 +79,10 @@ def test_what_was_taken_for_nothing_is_paid_with_a_pause() -> None:
     assert pause_after(60_000_000, 0.005, cpus=2) == 6.0
     assert pause_after(60_000_000, 0.0, cpus=2) == MAX_PAUSE_S
     assert pause_after(10**12, 0.005, cpus=2) == MAX_PAUSE_S
+
+
+def test_the_cpu_clock_does_not_pay_for_itself_twice() -> None:
+    source = CpuClockSource(TARGET, lambda: (), 0.01)
+    source.ratio = 0.003
+    source.pace(0.009)
+    assert source._allowed_ratio == pytest.approx(0.01 - (0.009 - 0.003))
