@@ -84,13 +84,16 @@ def test_what_is_commented_out_may_be_switched_on(tmp_path: Path) -> None:
     text, count = OFF.subn(r"\1", BASE.read_text())
     assert count >= 3
     path.write_text(text)
-    outlets = shipped_settings.read(path).attach.outlets
+    options = shipped_settings.read(path)
+    outlets = options.attach.outlets
     assert outlets.otlp_endpoint is not None
     assert outlets.otlp_endpoint.endswith(f":{ports.OTLP_HTTP}")
     agent = agent_of(deployment())
     (volume,) = (m for m in agent["volumeMounts"] if not m.get("readOnly"))
     assert outlets.record is not None
     assert outlets.record.is_relative_to(volume["mountPath"])
+    # Spans come from the pod's own containers: nobody else reaches it, with a policy or without.
+    assert options.otlp_receive_grpc == ports.on_loopback(ports.OTLP_GRPC)
 
 
 def test_a_full_recording_stays_below_the_volumes_limit(tmp_path: Path) -> None:
