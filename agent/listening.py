@@ -157,11 +157,35 @@ class Guard:
 def make_guard(options: ListenOptions, addresses: Mapping[str, str | None]) -> Guard:
     """Checked at once, before anything is touched. `addresses`: HOST:PORT by the flag that says
     it, None where it was not given. Raises DsagentError (exit 2)."""
+    refuse_shared(addresses)
     guard = Guard(options)
     for flag, address in addresses.items():
         if address is not None:
             guard.place(*parse_address(address), flag)
     return guard
+
+
+def refuse_shared(addresses: Mapping[str, str | None]) -> None:
+    """Raises DsagentError (exit 2) where two are to listen on one port: the second never could."""
+    taken: list[tuple[str, str, int]] = []
+    for flag, address in addresses.items():
+        if address is None:
+            continue
+        host, port = parse_address(address)
+        for other_flag, other_host, other_port in taken:
+            if port and port == other_port and _overlap(host, other_host):
+                raise DsagentError(
+                    f"{flag} and {other_flag} are both to listen on port {port}: give each one of "
+                    "its own",
+                    exit_code=USAGE,
+                )
+        taken.append((flag, host, port))
+
+
+def _overlap(host: str, other: str) -> bool:
+    hosts = {"127.0.0.1" if each == "localhost" else each for each in (host, other)}
+    same_family = len({":" in each for each in hosts}) == 1
+    return len(hosts) == 1 or (same_family and not hosts.isdisjoint(("0.0.0.0", "::")))
 
 
 def is_loopback(address: str) -> bool:

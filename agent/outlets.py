@@ -243,18 +243,27 @@ def _queue(options: OutletOptions) -> QueueOptions | None:
     return QueueOptions(options.otlp_queue, options.otlp_queue_max_bytes)
 
 
+def refuse_loops(options: OutletOptions) -> None:
+    """Raises DsagentError (exit 2) where what is received would be sent to ourselves."""
+    from dsagent.agent.sources.otlp_receiver.source import refuse_loop
+
+    config = otlp_config(os.environ, options.otlp_endpoint, options.otlp_protocol)
+    for endpoint in config.endpoints if config is not None else ():
+        for receives in (options.otlp_receive, options.otlp_receive_grpc):
+            if receives is not None:
+                refuse_loop(parse_address(receives), endpoint.host, endpoint.port)
+
+
 def make_receiver(options: OutletOptions) -> OtlpReceiver | None:
     """Listening already, where one is asked for. Raises DsagentError."""
     http = None if options.otlp_receive is None else parse_address(options.otlp_receive)
     grpc = None if options.otlp_receive_grpc is None else parse_address(options.otlp_receive_grpc)
     if http is None and grpc is None:
         return None
-    from dsagent.agent.sources.otlp_receiver.source import OtlpReceiver, refuse_loop
+    from dsagent.agent.sources.otlp_receiver.source import OtlpReceiver
 
+    refuse_loops(options)
     config = otlp_config(os.environ, options.otlp_endpoint, options.otlp_protocol)
-    for endpoint in config.endpoints if config is not None else ():
-        refuse_loop(http, endpoint.host, endpoint.port)
-        refuse_loop(grpc, endpoint.host, endpoint.port)
     return OtlpReceiver(
         http,
         grpc,

@@ -107,10 +107,12 @@ def sidecar(
       dsagent sidecar --config /etc/dsagent/dsagent.toml --json
       dsagent sidecar --match 'my-server --port 8000' --listen 0.0.0.0:9464 --listen-token-file t
     """
+    from dataclasses import replace
+
     from dsagent.agent import settings
     from dsagent.agent.feeds import DISPENSABLE
-    from dsagent.agent.listening import ListenOptions
-    from dsagent.agent.outlets import OutletOptions
+    from dsagent.agent.listening import ListenOptions, refuse_shared
+    from dsagent.agent.outlets import OutletOptions, refuse_loops
     from dsagent.agent.sidecar.options import AttachOptions, SidecarOptions, pattern
     from dsagent.agent.sidecar.reader import Reading, Start
 
@@ -149,6 +151,20 @@ def sidecar(
         ),
         guarded_by=ListenOptions(listen_token_file, listen_tls_cert, listen_tls_key, listen_open),
         as_json=json,
+    )
+    refuse_shared(
+        {
+            "--listen": options.listen,
+            "--otlp-receive": options.otlp_receive,
+            "--otlp-receive-grpc": options.otlp_receive_grpc,
+        }
+    )
+    refuse_loops(
+        replace(
+            outlets,
+            otlp_receive=options.otlp_receive,
+            otlp_receive_grpc=options.otlp_receive_grpc,
+        )
     )
     if isinstance(context.obj, Reading):  # the settings are read, again
         context.obj.options = options

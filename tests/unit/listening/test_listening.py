@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dsagent.agent.errors import DsagentError
-from dsagent.agent.listening import Guard, ListenOptions, is_loopback, make_guard
+from dsagent.agent.errors import USAGE, DsagentError
+from dsagent.agent.listening import Guard, ListenOptions, is_loopback, make_guard, refuse_shared
 
 TOKEN = "canary-0123456789abcdef"
 OTHER = "other-0123456789abcdef"
@@ -144,3 +144,28 @@ def test_a_host_without_an_address_is_one_line() -> None:
     for host in ("no-such-host.invalid", "x" * 300, "a..b"):
         with pytest.raises(DsagentError, match=r"--otlp-receive .* has no address here"):
             make_guard(ListenOptions(), {"--prometheus": None, "--otlp-receive": f"{host}:1"})
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shared"),
+    [
+        ("127.0.0.1:1", "127.0.0.1:1", True),
+        ("0.0.0.0:1", "127.0.0.1:1", True),
+        ("localhost:1", "127.0.0.1:1", True),
+        ("127.0.0.1:0", "127.0.0.1:0", False),
+        ("127.0.0.1:1", "127.0.0.1:2", False),
+        ("127.0.0.1:1", "[::1]:1", False),
+        ("0.0.0.0:1", "[::1]:1", False),
+        ("127.0.0.1:1", "127.0.0.2:1", False),
+    ],
+)
+def test_two_that_are_to_listen_on_one_port_are_told_apart(
+    one: str, other: str, shared: bool
+) -> None:
+    places = {"--prometheus": one, "--otlp-receive": None, "--otlp-receive-grpc": other}
+    if not shared:
+        refuse_shared(places)
+        return
+    with pytest.raises(DsagentError, match="--otlp-receive-grpc and --prometheus are both") as why:
+        refuse_shared(places)
+    assert why.value.exit_code == USAGE

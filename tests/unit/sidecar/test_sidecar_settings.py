@@ -73,6 +73,21 @@ def test_what_is_new_in_the_file_comes_with_the_next_reading(lab: Lab) -> None:
         ('max_overhead = "none"', "is no percentage"),
         ("max_engines = 0", "Invalid value for '--max-engines'"),
         ('match = "("', "is no regular expression"),
+        ('otlp_receive = "nowhere"', "is not HOST:PORT"),
+        ("otlp_receive = [1]", "otlp_receive"),
+        ("otlp_receive_grpc = 4317", "'4317' is not HOST:PORT"),
+        (
+            'listen = "127.0.0.1:9464"\notlp_receive = "localhost:9464"',
+            "--otlp-receive and --listen are both to listen on port 9464",
+        ),
+        (
+            'otlp_receive = "[::]:1"\notlp_receive_grpc = "[::1]:1"\nlisten_open = true',
+            "--otlp-receive-grpc and --otlp-receive are both to listen on port 1",
+        ),
+        (
+            'otlp_receive = "yes"\notlp_endpoint = "http://localhost:4318"',
+            "would send its spans to itself",
+        ),
         ('slo = "missing.yaml"', "cannot read missing.yaml"),
         ("[sidecar]\nallow_injekt = true", "unknown setting 'allow_injekt' in [sidecar]"),
         ("[sidecar]\nallow_inject = 1", "must be true or false"),
