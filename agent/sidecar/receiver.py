@@ -77,6 +77,7 @@ class Receiver:
         self._source: OtlpReceiver | None = None
         self._forward: OtlpForwardSink | None = None
         self._backoff = Backoff()
+        self._missed = 0  # spans that the source could not keep until they were fetched
         self.reason = ""
 
     def set(self, options: SidecarOptions) -> None:
@@ -108,6 +109,7 @@ class Receiver:
     def _begin(self, asked: _Asked) -> None:
         outlets = replace(asked.outlets, guard=Guard(asked.guarded_by))
         self._source = make_receiver(outlets)
+        self._missed = 0
         forward = make_forward(outlets)
         if forward is not None:
             forward.start()
@@ -119,6 +121,9 @@ class Receiver:
 
     def _move(self, source: OtlpReceiver, now_ns: int, owners: Callable[[], OwnerOf]) -> None:
         readings = source.poll(now_ns)
+        missed = source.status().dropped
+        self._board.miss(missed - self._missed)
+        self._missed = missed
         if readings.engine_spans:
             self._board.put(readings.engine_spans, owners(), now_ns)
         if self._forward is not None:

@@ -63,6 +63,12 @@ class SpanBoard:
                     return
                 self._give_up(span_id)
 
+    def miss(self, spans: int) -> None:
+        """So many came that were never shown here: they were too many at once."""
+        with self._lock:
+            if spans:
+                self._outcomes["unmatched"] += spans
+
     def _give_up(self, span_id: int) -> None:
         if not self._entries.pop(span_id).taken:
             self._outcomes["unmatched"] += 1

@@ -5,9 +5,12 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from http.client import HTTPConnection
 
 import pytest
 from made import ANCHOR, S, account
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 import dsagent.agent.sidecar.receiver as module
 from dsagent.agent.account import Account
@@ -205,6 +208,35 @@ def test_whatever_is_in_its_way_it_lets_go_of_the_port_says_so_and_tries_again(
     assert receiver.describe()["ports"] == []
     assert attended(receiver, S)["state"] == "ok"
     assert receiver.reason == ""
+
+
+def test_spans_that_were_too_many_before_it_looked_are_counted(receiver: Receiver) -> None:
+    """Whatever kept it from looking: the others of the flood are counted by the board."""
+    receiver.set(SidecarOptions(otlp_receive="127.0.0.1:0"))
+    attended(receiver, 0)
+    (port,) = receiver.describe()["ports"]
+    message = ExportTraceServiceRequest()
+    spans = message.resource_spans.add().scope_spans.add().spans
+    for _ in range(MOST_SPANS // 2 + 3):
+        span = spans.add(kind=Span.SPAN_KIND_SERVER, trace_id=b"t" * 16)
+        span.attributes.add(key="gen_ai.request.id").value.string_value = "x"
+    for times in range(3):
+        for number, span in enumerate(spans, times * len(spans) + 1):
+            span.span_id = number.to_bytes(8, "big")
+        assert posted(port, message.SerializeToString()) == 200
+    for now_ns in (1, 2):
+        receiver.attend(now_ns, lambda: lambda _pid: None)
+        missed = 3 * len(spans) - MOST_SPANS
+        assert receiver.describe()["outcomes"] == {"unmatched": missed}
+
+
+def posted(port: int, body: bytes) -> int:
+    connection = HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("POST", "/v1/traces", body, {"Content-Type": "application/x-protobuf"})
+        return connection.getresponse().status
+    finally:
+        connection.close()
 
 
 def test_beyond_loopback_it_asks_for_a_token(receiver: Receiver) -> None:
