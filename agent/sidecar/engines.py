@@ -10,6 +10,7 @@ from typing import Any
 from dsagent.agent import procfs
 from dsagent.agent.errors import DsagentError
 from dsagent.agent.facts import Target
+from dsagent.agent.guard import reason_of
 from dsagent.agent.procfs import ProcessGone, escape
 from dsagent.agent.server_target import resolve_server
 from dsagent.agent.sidecar.backoff import SECOND_NS, Backoff
@@ -204,9 +205,9 @@ class Engines:
             return
         try:
             self._attach(self._target(found, options), options)
-        except (DsagentError, ProcessGone, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - the others are to be found, whatever it is
             who = f"process {found.pid}"
-            self._wait(found.pid, start_ticks, who, str(error), now_ns)
+            self._wait(found.pid, start_ticks, who, _why(error), now_ns)
 
     def _target(self, found: Found, options: SidecarOptions) -> Target:
         if found.way_in == "rings":
@@ -215,8 +216,8 @@ class Engines:
             try:
                 self._inject(found.pid)
                 return resolve(found.pid)
-            except DsagentError as error:
-                self._log.say("engine.not_injected", str(error), about=str(found.pid))
+            except Exception as error:  # noqa: BLE001 - it can be seen from outside all the same
+                self._log.say("engine.not_injected", _why(error), about=str(found.pid))
         return resolve_server(found.pid)
 
     def _inject(self, pid: int) -> None:
@@ -331,6 +332,12 @@ class Engines:
             watch.join(max(0.0, deadline - time.monotonic()))
         self.reap(time.monotonic_ns())  # and says what each has seen
         self._slots.give_up_all()
+
+
+def _why(error: Exception) -> str:
+    """With its place where nobody has foreseen it."""
+    foreseen = isinstance(error, (DsagentError, ProcessGone, OSError))
+    return str(error) if foreseen else reason_of(error)
 
 
 def _start_ticks(pid: int) -> int | None:

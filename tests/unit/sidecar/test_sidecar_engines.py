@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 import pytest
 
 from dsagent.agent.errors import DsagentError
 from dsagent.agent.facts import Target
+from dsagent.agent.procfs import ProcessGone
 from dsagent.agent.sidecar import engines as module
 from dsagent.agent.sidecar.backoff import SECOND_NS
 from dsagent.agent.sidecar.books import Books
@@ -51,6 +53,10 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     yield Lab(monkeypatch)
 
 
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
 def refuse(_pid: int) -> Target:
     raise DsagentError("cannot attach: it is not to be\nlooked at", exit_code=3)
 
@@ -68,6 +74,34 @@ def test_one_that_refuses_is_tried_ever_more_rarely_and_told_once(lab: Lab) -> N
     assert lab.engines.states() == ("waiting",)
     lab.engines.set(SidecarOptions())  # other settings: at once
     assert lab.times_asked(1) == 1
+
+
+def test_one_that_fails_unforeseen_keeps_no_other_from_being_found(lab: Lab) -> None:
+    def odd(pid: int) -> Target:
+        return refuse(pid) if pid != PID else _raise(ValueError("not an ELF file at all"))
+
+    lab.way_in("resolve", odd)
+    lab.found = [Found(PID, "rings"), Found(os.getppid(), "rings")]
+    lab.engines.set(SidecarOptions())
+    assert lab.times_asked(2) == 4  # both, each after 0 and 1 s
+    reasons = lab.engines.reasons()
+    assert "ValueError: not an ELF file at all (test_sidecar_engines.py:" in reasons[0]
+    assert "it is not to be" in reasons[1]
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), PermissionError("odd"), ProcessGone("odd")])
+def test_one_that_cannot_be_injected_into_whatever_the_reason_is_seen_from_outside(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr("dsagent.agent.inject.way_in.inject", lambda *_: _raise(error))
+    monkeypatch.setattr(module, "_is_vllm", lambda _pid: True)
+    lab.way_in("resolve_server", refuse)
+    lab.found = [Found(PID, "outside")]
+    lab.engines.set(SidecarOptions(allow_inject=True))
+    lab.engines.look(0)
+    assert lab.asked == ["resolve_server"]
+    assert "engine.not_injected" in lab.lines[0]
+    assert "odd" in lab.lines[0]
 
 
 def test_nothing_is_touched_without_settings(lab: Lab) -> None:
