@@ -79,6 +79,7 @@ def size(one: Measured, fleet: Fleet) -> list[Line]:
     raw_spans = spans * one.span_raw_bytes
     wire = spans * one.span_wire_bytes + logs * one.log_wire_bytes
     wire += fleet.pods * one.metrics_wire_bytes_per_s
+    profiles = fleet.pods * one.pushes_per_s * one.push_wire_bytes
     rolled = fleet.pods * one.rolled_bytes_per_s * factor
     hourly = fleet.pods * one.hourly_bytes * 24.0
     cores = spans / SPANS_PER_CORE + points / POINTS_PER_CORE + logs / LOGS_PER_CORE
@@ -91,14 +92,7 @@ def size(one: Measured, fleet: Fleet) -> list[Line]:
         Line(pods, "spans", spans, "/s", "requests × share kept × spans of one", MEASURED),
         Line(pods, "log records", logs, "/s", "requests × records of one", MEASURED),
         Line(pods, "OTLP on the wire", wire / 1e6, "MB/s", "bodies, gzip", MEASURED),
-        Line(
-            *(
-                pods,
-                "profiles on the wire",
-                fleet.pods * one.pushes_per_s * one.push_wire_bytes / 1e6,
-            ),
-            *("MB/s", "with --pyroscope", MEASURED),
-        ),
+        Line(pods, "profiles on the wire", profiles / 1e6, "MB/s", "with --pyroscope", MEASURED),
         Line(pods, "rolled into the store", rolled / 1e6, "MB/s", "Parquet, zstd", MEASURED),
         Line(
             *("Collector", "cores, one of them spare", float(gateways), ""),
