@@ -15,6 +15,7 @@ from dsagent.agent.procfs import ProcessGone, escape
 from dsagent.agent.server_target import resolve_server
 from dsagent.agent.sidecar.backoff import SECOND_NS, Backoff
 from dsagent.agent.sidecar.books import Books
+from dsagent.agent.sidecar.injections import Injections
 from dsagent.agent.sidecar.log import Log
 from dsagent.agent.sidecar.options import SidecarOptions
 from dsagent.agent.sidecar.processes import Key, command_text, program_mark
@@ -59,6 +60,7 @@ class Engines:
         self._wake = wake
         self._options: SidecarOptions | None = None
         self._scanner = Scanner()
+        self._injections = Injections(lambda line: log.say("engine.injecting", line), wake)
         self._slots = Slots(lambda slot, line: log.say("slo.alert", line, engine=slot))
         self._watches: dict[Key, Watch] = {}
         self._waiting: dict[int, Waiting] = {}
@@ -204,32 +206,36 @@ class Engines:
         if start_ticks is None or (waiting is not None and not waiting.backoff.due(now_ns)):
             return
         try:
-            self._attach(self._target(found, options), options)
+            target = self._target(found, start_ticks, options)
+            if target is not None:
+                self._attach(target, options)
         except Exception as error:  # noqa: BLE001 - the others are to be found, whatever it is
             who = f"process {found.pid}"
             self._wait(found.pid, start_ticks, who, _why(error), now_ns)
 
-    def _target(self, found: Found, options: SidecarOptions) -> Target:
+    def _target(self, found: Found, start_ticks: int, options: SidecarOptions) -> Target | None:
+        """None while hooks are put in: it is found again."""
         if found.way_in == "rings":
             return resolve(found.pid)
         if options.allow_inject and _is_vllm(found.pid):
-            try:
-                self._inject(found.pid)
-                return resolve(found.pid)
-            except Exception as error:  # noqa: BLE001 - it can be seen from outside all the same
-                self._log.say("engine.not_injected", _why(error), about=str(found.pid))
+            why_not = self._injections.outcome(found.pid, start_ticks)
+            if why_not is None:
+                return None
+            if not why_not:
+                try:
+                    return resolve(found.pid)
+                except DsagentError as error:
+                    why_not = str(error)
+            self._log.say("engine.not_injected", why_not, about=str(found.pid))
         return resolve_server(found.pid)
-
-    def _inject(self, pid: int) -> None:
-        from dsagent.agent.inject.way_in import inject
-
-        inject(pid, lambda line: self._log.say("engine.injecting", line), None)
 
     def _attach(self, target: Target, options: SidecarOptions) -> None:
         """Raises DsagentError."""
         key = Key.of(target)
         if key in self._watches or key in self._alone:
             return
+        if self._injections.is_at_it(key.pid, key.start_ticks):
+            return  # some of its processes have rings: all will, or none
         command = command_text(target.pid)
         if any(
             watch.slot.command == command and _start_ticks(watch.key.pid) != watch.key.start_ticks
@@ -330,6 +336,7 @@ class Engines:
             watch.stop()
         for watch in self._watches.values():
             watch.join(max(0.0, deadline - time.monotonic()))
+        self._injections.join(deadline)
         self.reap(time.monotonic_ns())  # and says what each has seen
         self._slots.give_up_all()
 

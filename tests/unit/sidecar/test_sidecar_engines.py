@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
@@ -40,6 +42,13 @@ class Lab:
             return does(pid)
 
         self._patch.setattr(module, name, way)
+
+    def look_until_asked(self, name: str) -> None:
+        deadline_s = time.monotonic() + 30
+        while name not in self.asked:
+            assert time.monotonic() < deadline_s, f"waited in vain for {name}: {self.lines}"
+            self.engines.look(0)
+            time.sleep(0.001)
 
     def times_asked(self, seconds: int) -> int:
         before = len(self.asked)
@@ -98,7 +107,7 @@ def test_one_that_cannot_be_injected_into_whatever_the_reason_is_seen_from_outsi
     lab.way_in("resolve_server", refuse)
     lab.found = [Found(PID, "outside")]
     lab.engines.set(SidecarOptions(allow_inject=True))
-    lab.engines.look(0)
+    lab.look_until_asked("resolve_server")
     assert lab.asked == ["resolve_server"]
     assert "engine.not_injected" in lab.lines[0]
     assert "odd" in lab.lines[0]
@@ -134,7 +143,7 @@ def test_it_injects_only_where_the_settings_file_allows_it(
     lab.way_in("resolve_server", refuse)
     lab.found = [Found(PID, "outside")]
     lab.engines.set(SidecarOptions(allow_inject=allowed))
-    lab.engines.look(0)
+    lab.look_until_asked("resolve" if allowed else "resolve_server")
     assert injected == ([PID] if allowed else [])
     assert lab.asked == ["resolve", "resolve_server"][not allowed :]
 
@@ -172,6 +181,56 @@ def test_an_injection_that_is_refused_leaves_the_outside(
     lab.way_in("resolve_server", refuse)
     lab.found = [Found(PID, "outside")]
     lab.engines.set(SidecarOptions(allow_inject=True))
-    lab.engines.look(0)
+    lab.look_until_asked("resolve_server")
     assert lab.asked == ["resolve_server"]
     assert any("cannot inject: it is stopped" in line for line in lab.lines)
+
+
+def test_an_injection_that_takes_long_keeps_nobody_waiting_and_is_begun_once(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target whose main thread is busy takes half a minute, which nobody was answered in."""
+    goes_on = threading.Event()
+    begun: list[int] = []
+
+    def slow(pid: int, _say: object, _agrees: object) -> None:
+        begun.append(pid)
+        assert goes_on.wait(60)
+
+    monkeypatch.setattr("dsagent.agent.inject.way_in.inject", slow)
+    monkeypatch.setattr(module, "_is_vllm", lambda pid: pid == PID)
+    lab.way_in("resolve", refuse)
+    lab.way_in("resolve_server", refuse)
+    other = os.getppid()
+    lab.found = [Found(PID, "outside"), Found(other, "outside")]
+    lab.engines.set(SidecarOptions(allow_inject=True))
+    for allow_inject in (False, True, False, True):  # settings that change meanwhile
+        lab.look_until_asked("resolve_server")
+        lab.engines.set(SidecarOptions(allow_inject=allow_inject))
+        lab.asked.clear()
+    goes_on.set()
+    lab.look_until_asked("resolve")
+    assert begun == [PID]
+
+
+def test_one_that_some_processes_of_have_hooks_is_not_watched_until_all_have(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr("dsagent.agent.inject.way_in.inject", lambda *_: goes_on.wait(60) and None)
+    monkeypatch.setattr(module, "_is_vllm", lambda _pid: True)
+    start_ticks = module._start_ticks(PID)
+    assert start_ticks is not None
+    lab.way_in("resolve", lambda pid: Target(pid, start_ticks, 1, "vllm", (), engine="vllm"))
+    attached: list[str] = []
+    monkeypatch.setattr(lab.engines._slots, "take", lambda command, *_: attached.append(command))
+    lab.found = [Found(PID, "outside")]
+    lab.engines.set(SidecarOptions(allow_inject=True))
+    lab.engines.look(0)
+    lab.found = [Found(PID, "rings")]
+    lab.engines.look(S)
+    assert (lab.asked, attached) == (["resolve"], [])
+    goes_on.set()
+    lab.engines._injections.join(time.monotonic() + 60)
+    lab.engines.look(2 * S)
+    assert len(attached) == 1, (lab.asked, lab.lines, lab.engines.reasons())
