@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 from otlp_back_ends import free_port, grpc_back_end
 from prometheus_client.parser import text_string_to_metric_families
 from shell_lab import PATIENCE_S, Agent, Engine, dsagent
@@ -55,6 +57,19 @@ def page(port: int, path: str, token: str = TOKEN) -> str:
     with urllib.request.urlopen(asked, timeout=10) as answer:
         text: str = answer.read().decode()
         return text
+
+
+def send_a_span(port: int) -> None:
+    """As an engine exports its own, with the token."""
+    span = Span(trace_id=bytes(15) + b"1", span_id=bytes(7) + b"1", name="llm_request")
+    resource = ResourceSpans(scope_spans=[ScopeSpans(spans=[span])])
+    posted = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/traces",
+        ExportTraceServiceRequest(resource_spans=[resource]).SerializeToString(),
+        {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/x-protobuf"},
+    )
+    with urllib.request.urlopen(posted, timeout=10) as answer:
+        assert answer.status == 200
 
 
 def recorded(folder: Path) -> str:
@@ -124,6 +139,7 @@ def test_the_sidecar_shows_no_secret(secrets: dict[str, str], tmp_path: Path) ->
     port = free_port()
     lab = Lab(f"secrets-{os.getpid()}")
     flags = ("--listen", f"127.0.0.1:{port}", "--record", str(tmp_path / "rec"))
+    flags = (*flags, "--otlp-receive", "127.0.0.1:0")
     with (
         Engine(more=(lab.token, *ARGUMENT)) as engine,
         lab.sidecar(*flags, "--without", "kernel", env=secrets) as sidecar,
@@ -134,10 +150,13 @@ def test_the_sidecar_shows_no_secret(secrets: dict[str, str], tmp_path: Path) ->
         for path in ("/metrics", "/healthz", "/readyz"):
             with pytest.raises(urllib.error.HTTPError, match="401"):
                 page(port, path, "wrong-" + TOKEN)
+        send_a_span(sidecar.status()["receiver"]["ports"][0])
         shown = [
-            wait_for_failures(port, "otlp", "remote_write"),
+            wait_for_failures(port, "otlp", "remote_write", "otlp_forward"),
             page(port, "/healthz"),
             dsagent("explain", "--pid", str(engine.pid)).stdout,
+            dsagent("status").stdout,
+            dsagent("status", "--json").stdout,
             dsagent("status", "--pid", str(engine.pid), "--json").stdout,
         ]
         assert "127.0.0.1:1" in shown[-1], "what failed is said"
