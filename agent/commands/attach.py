@@ -202,7 +202,6 @@ def attach(
 
 def _find(pid: int | None, instrument: Instrument, yes: bool, say: Callable[[str], None]) -> Target:
     """The target, with the hooks in it where they are asked for. Raises DsagentError."""
-    from dsagent.agent import terminal
     from dsagent.agent.engines_here import told
     from dsagent.agent.errors import USAGE, DsagentError
     from dsagent.agent.server_target import find_target
@@ -213,10 +212,21 @@ def _find(pid: int | None, instrument: Instrument, yes: bool, say: Callable[[str
             f"attach needs the PID of any process of a server; {told()}", exit_code=USAGE
         )
     if instrument == "inject":
-        from dsagent.agent.inject.way_in import inject
-
-        inject(pid, say, terminal.agrees if not yes else None)
+        _inject(pid, yes, say)
     try:
         return find_target(pid, instrument, say)
     except NothingThere as error:
+        raise DsagentError(f"{error}; {told()}", exit_code=error.exit_code) from error
+
+
+def _inject(pid: int, yes: bool, say: Callable[[str], None]) -> None:
+    from dsagent.agent import terminal
+    from dsagent.agent.engines_here import told
+    from dsagent.agent.errors import DsagentError
+    from dsagent.agent.inject.interpreter import NoProcess
+    from dsagent.agent.inject.way_in import NoVllm, inject
+
+    try:
+        inject(pid, say, terminal.agrees if not yes else None)
+    except (NoProcess, NoVllm) as error:
         raise DsagentError(f"{error}; {told()}", exit_code=error.exit_code) from error

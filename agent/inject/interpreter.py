@@ -36,6 +36,10 @@ class CannotInject(DsagentError):  # noqa: N818 - what was found, not what went 
         self.reason = reason
 
 
+class NoProcess(CannotInject):
+    """There is none of that pid."""
+
+
 @dataclass(frozen=True, slots=True)
 class Interpreter:
     """Addresses in the target, and its version. `cave`: unused bytes at the end of an executable
@@ -60,7 +64,7 @@ def check_allowed(pid: int) -> None:
         state = procfs.read_stat(pid).state
         shadow_stack = "shstk" in (in_status(pid, "x86_Thread_features") or "")
     except (FileNotFoundError, ProcessGone, ValueError) as error:
-        raise CannotInject(f"there is no process {pid}") from error
+        raise NoProcess(f"there is no process {pid}") from error
     except PermissionError as error:
         raise not_permitted(pid) from error
     if namespace != privileges.pid_namespace():

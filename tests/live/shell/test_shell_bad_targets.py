@@ -52,6 +52,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
+NO_PID = "3999999999"
 LISTENER = """
 import socket, sys
 server = socket.create_server(("127.0.0.1", 0))
@@ -71,7 +72,9 @@ def test_whoever_has_no_pid_is_told_which_engines_run_here(
         assert server.stdout is not None
         assert server.stdout.readline() == b"ready\n"
         found = {each.pid: each for each in engines_here(Scanner(own_pid=0))}
-        said = [dsagent("attach", check=False), dsagent("attach", str(sleeper.pid), check=False)]
+        inject = ("--instrument", "inject", "--yes")
+        asked = [(), (str(sleeper.pid),), (str(sleeper.pid), *inject), (NO_PID, *inject)]
+        said = [dsagent("attach", *each, check=False) for each in asked]
         server.kill()
     rings, outside = found[engine.engine_pid], found[server.pid]
     assert rings.way_in == "rings"
@@ -80,7 +83,7 @@ def test_whoever_has_no_pid_is_told_which_engines_run_here(
     assert outside.way_in == "outside"
     assert outside.command.startswith("python")
     assert sleeper.pid not in found
-    assert [ran.returncode for ran in said] == [2, CANNOT_ATTACH]
+    assert [ran.returncode for ran in said] == [2, *[CANNOT_ATTACH] * 3]
     for ran in said:
         assert "; engines here: " in ran.stderr
         assert ran.stderr.count("\n") == 1
