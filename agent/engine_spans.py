@@ -18,11 +18,13 @@ from dsagent.agent.facts import ClockAnchor, EngineSpan, Sample
 from dsagent.instrumentation.records import RequestRecord
 
 K = TypeVar("K")
+_Caller = tuple[int, int | None]  # trace id, and the caller's span
 
 HOLD_NS = 7_000_000_000  # the SDK's batches leave every 5 s, unless told otherwise
 KEEP_SPAN_NS = 5_000_000_000  # a span may come before the account of its request is made
 MOST_SPANS = 4096
 MOST_HELD = 20_000
+MOST_ALIKE = 64  # of one id, or one trace and caller: among more, none is looked for
 TOLERANCE_NS = 50_000_000  # between the engine's wall clock and ours, for what is one request
 BOUND_NS = 5_000_000  # figures may differ by this, or by BOUND_RATIO if that is more
 BOUND_RATIO = 0.02
@@ -51,8 +53,10 @@ class EngineSpans:
         self._held: OrderedDict[int, Account] = OrderedDict()  # by order of coming
         self._due: OrderedDict[int, int] = OrderedDict()
         self._by_request: dict[str, set[int]] = {}
-        self._by_trace: dict[int, set[int]] = {}
+        self._by_caller: dict[_Caller, set[int]] = {}
         self._early: OrderedDict[int, tuple[int, EngineSpan]] = OrderedDict()  # by span id
+        self._to_ask: set[int] = set()  # span ids: new, or refused by the claims so far
+        self._changed: set[str | _Caller] = set()  # names and callers whose requests are others now
         self._next = 0
         self._let_all_go = False
         self.outcomes: Counter[str] = Counter()  # of spans: joined, unmatched, repeated
@@ -77,17 +81,22 @@ class EngineSpans:
                 self.outcomes["repeated"] += 1
             else:
                 self._early[span.span_id] = (now_ns, span)
+                self._to_ask.add(span.span_id)
         out: list[Account] = []
-        for span_id, (came_ns, span) in list(self._early.items()):
+        for span in self._worth_a_look():
             number, is_named = self._request_of(span, anchor)
-            if number is not None and self._claims.take(span, is_named=is_named, now_ns=now_ns):
-                del self._early[span_id]
+            if number is None:
+                self._to_ask.discard(span.span_id)
+            elif self._claims.take(span, is_named=is_named, now_ns=now_ns):
+                self._forget(span.span_id)
                 out.append(self._join(self._release(number), span))
-            elif now_ns - came_ns > KEEP_SPAN_NS:
-                del self._early[span_id]
-                self._unmatched()
-        while len(self._early) > MOST_SPANS:
-            self._early.popitem(last=False)
+            else:
+                self._to_ask.add(span.span_id)
+        while self._early:
+            span_id, (came_ns, _) = next(iter(self._early.items()))
+            if now_ns - came_ns <= KEEP_SPAN_NS and len(self._early) <= MOST_SPANS:
+                break
+            self._forget(span_id)
             self._unmatched()
         while self._due and (
             self._let_all_go
@@ -96,6 +105,23 @@ class EngineSpans:
         ):
             out.append(self._release(next(iter(self._due))))
         return out
+
+    def _worth_a_look(self) -> list[EngineSpan]:
+        """Spans for which there may be another answer than the last time."""
+        changed, self._changed = self._changed, set()
+        if not changed and not self._to_ask:
+            return []
+        return [
+            span
+            for span_id, (_, span) in self._early.items()
+            if span_id in self._to_ask
+            or (span.trace_id, span.parent_span_id) in changed
+            or not changed.isdisjoint(_ids(span))
+        ]
+
+    def _forget(self, span_id: int) -> None:
+        del self._early[span_id]
+        self._to_ask.discard(span_id)
 
     def _unmatched(self) -> None:
         if self._claims.counts_unmatched:
@@ -123,16 +149,20 @@ class EngineSpans:
         self._next += 1
         self._held[number] = account
         self._due[number] = now_ns + self._hold_ns
-        for name in _names(account.record):
+        names, caller = _names(account.record), _caller(account.record)
+        for name in names:
             self._by_request.setdefault(name, set()).add(number)
-        self._by_trace.setdefault(account.record.trace_id, set()).add(number)
+        self._by_caller.setdefault(caller, set()).add(number)
+        self._changed |= {*names, caller}
 
     def _release(self, number: int) -> Account:
         account = self._held.pop(number)
         del self._due[number]
-        for name in _names(account.record):
+        names, caller = _names(account.record), _caller(account.record)
+        for name in names:
             _discard(self._by_request, name, number)
-        _discard(self._by_trace, account.record.trace_id, number)
+        _discard(self._by_caller, caller, number)
+        self._changed |= {*names, caller}
         return account
 
     def _request_of(self, span: EngineSpan, anchor: ClockAnchor) -> tuple[int | None, bool]:
@@ -150,20 +180,14 @@ class EngineSpans:
             )
             return overlaps and (record.trace_id == span.trace_id or _is_rootless(record))
 
-        # A completion's prompts are numbered; clients, and so we, see the first one's without.
-        shown = span.request_id.removesuffix("-0")
-        ids = {span.request_id, shown} if shown.startswith("cmpl-") else {span.request_id}
-        found = set[int]().union(*(self._by_request.get(each, ()) for each in ids))
-        named = [n for n in found if fits(n)]
+        found = set[int]().union(*(self._by_request.get(each, ()) for each in _ids(span)))
+        named = [n for n in found if fits(n)] if len(found) <= MOST_ALIKE else []
         if len(named) > 1:  # one client's id for several requests: each has its own caller's span
             named = [n for n in named if self._held[n].record.parent_span_id == span.parent_span_id]
         if named:
             return (named[0] if len(named) == 1 else None), True
-        siblings = [
-            n
-            for n in self._by_trace.get(span.trace_id, ())
-            if fits(n) and self._held[n].record.parent_span_id == span.parent_span_id
-        ]
+        alike = self._by_caller.get((span.trace_id, span.parent_span_id), ())
+        siblings = [n for n in alike if fits(n)] if len(alike) <= MOST_ALIKE else []
         return (siblings[0] if len(siblings) == 1 else None), False
 
     def _join(self, account: Account, span: EngineSpan) -> Account:
@@ -189,6 +213,16 @@ class EngineSpans:
             self_exported=True,
         )
         return replace(account, record=record, engine_span=joined)
+
+
+def _ids(span: EngineSpan) -> set[str]:
+    """A completion's prompts are numbered; clients, and so we, see the first one's without."""
+    shown = span.request_id.removesuffix("-0")
+    return {span.request_id, shown} if shown.startswith("cmpl-") else {span.request_id}
+
+
+def _caller(record: RequestRecord) -> _Caller:
+    return record.trace_id, record.parent_span_id
 
 
 def _names(record: RequestRecord) -> set[str]:

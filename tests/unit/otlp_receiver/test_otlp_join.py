@@ -11,7 +11,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
 
 from dsagent.agent.account import Account
-from dsagent.agent.engine_spans import HOLD_NS, KEEP_SPAN_NS, MOST_SPANS, EngineSpans
+from dsagent.agent.engine_spans import (
+    HOLD_NS,
+    KEEP_SPAN_NS,
+    MOST_ALIKE,
+    MOST_SPANS,
+    EngineSpans,
+)
 from dsagent.agent.facts import EngineSpan
 from dsagent.agent.ledger import Ledger
 from dsagent.agent.sinks.held_steps import HOLD_NS as STEPS_HOLD_NS
@@ -224,3 +230,47 @@ def test_where_vllms_span_went_elsewhere_ours_hangs_beside_it() -> None:
     assert root.parent_span_id == CALLER.to_bytes(8, "big")
     assert spans["queue"].parent_span_id == root.span_id
     assert spans["engine step"].links[0].span_id == root.span_id
+
+
+def test_a_flood_of_spans_of_nobodys_is_looked_at_once_not_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Thousands of them took a third of a CPU, of each engine's watch, for as long as they came."""
+    looked = 0
+    really = EngineSpans._request_of
+
+    def counted(self: EngineSpans, *given: Any) -> Any:
+        nonlocal looked
+        looked += 1
+        return really(self, *given)
+
+    monkeypatch.setattr(EngineSpans, "_request_of", counted)
+    spans, mine = EngineSpans(), ours()
+    strange = theirs(mine, trace_id=5, request_id="strange")
+    passed(spans, *(replace(strange, span_id=n + 1) for n in range(1000)))
+    for tick in range(20):
+        passed(spans, ours(f"another-{tick}", trace_id=6), now_ns=NOW_NS + tick)
+    passed(spans, theirs(mine), now_ns=NOW_NS + 21)
+    assert len(passed(spans, mine, now_ns=NOW_NS + 22)) == 1
+    assert looked == 1000 + 2
+
+
+def test_of_two_that_are_alike_the_other_is_clear_once_one_has_its_span() -> None:
+    spans, one, two = EngineSpans(), ours("one"), ours("two")
+    nameless = theirs(two, request_id="unheard-of", span_id=OWN + 1)
+    assert passed(spans, one, two, nameless) == []
+    assert len(passed(spans, theirs(one), now_ns=NOW_NS + 1)) == 1
+    [joined] = passed(spans, now_ns=NOW_NS + 2)
+    assert joined.record.request_id == "two"
+
+
+def test_among_very_many_that_are_alike_only_names_are_looked_for() -> None:
+    """A client gives all its requests one trace; each strange span would be held against all."""
+    spans = EngineSpans()
+    many = [ours(f"req-{n}") for n in range(MOST_ALIKE + 1)]
+    passed(spans, *many)
+    strange = theirs(many[0], request_id="unheard-of", span_id=OWN + 1)
+    [joined] = passed(spans, strange, theirs(many[7]))
+    assert joined.record.request_id == "req-7"
+    passed(spans, now_ns=NOW_NS + KEEP_SPAN_NS + 1)
+    assert spans.outcomes == {"joined": 1, "unmatched": 1}
