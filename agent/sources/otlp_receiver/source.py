@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 import time
 
 from dsagent.agent.errors import USAGE, DsagentError
@@ -104,9 +106,27 @@ def refuse_loop(receives: Address | None, host: str, port: int) -> None:
     if receives is None or receives[1] != port:
         return
     loopback = ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::")
-    if receives[0] == host or (receives[0] in loopback and host in loopback):
+    is_ours = receives[0] in loopback and host in loopback
+    if receives[0] == host or is_ours or (receives[0] in ("0.0.0.0", "::") and _is_here(host)):
         raise DsagentError(
             f"the OTLP endpoint {host}:{port} is what --otlp-receive listens on: the agent would "
             "send its spans to itself",
             exit_code=USAGE,
         )
+
+
+def _is_here(host: str) -> bool:
+    """Whether it is an address of this machine, or its name; others' names are not asked for."""
+    if host == socket.gethostname():
+        return True
+    try:
+        version = ipaddress.ip_address(host).version
+    except ValueError:
+        return False
+    family = socket.AF_INET if version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except OSError:
+        return False
+    return True

@@ -326,6 +326,10 @@ def test_the_agent_does_not_send_to_itself() -> None:
     refuse_loop(None, "127.0.0.1", 4318)
     refuse_loop(("127.0.0.1", 4318), "127.0.0.1", 4319)
     refuse_loop(("127.0.0.1", 4318), "collector", 4318)
-    for host in ("127.0.0.1", "localhost", "::1"):
+    refuse_loop(("127.0.0.1", 4318), "127.9.9.9", 4318)
+    refuse_loop(("0.0.0.0", 4318), "192.0.2.1", 4318)  # set apart for documents: nobody's
+    refuse_loop(("0.0.0.0", 4318), "no-such-host.invalid", 4318)
+    # By whichever of its addresses: they would go around for ever, and grow.
+    for host in ("127.0.0.1", "localhost", "::1", "127.9.9.9", socket.gethostname()):
         with pytest.raises(DsagentError, match="to itself"):
             refuse_loop(("0.0.0.0", 4318), host, 4318)
