@@ -62,7 +62,7 @@ accuracy: setup
 	@$(PY) tests/accuracy/run.py
 
 soak: setup
-	@$(PY) tests/soak/soak.py $(if $(MINUTES),--minutes $(MINUTES))
+	@$(PY) tests/soak/soak.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(WRITE),--write)
 
 uninstall-check: setup
 	@$(PY) tests/soak/uninstall_check.py
