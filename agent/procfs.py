@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -170,21 +171,24 @@ def children(parent_of: dict[int, int]) -> dict[int, list[int]]:
     return found
 
 
-def below(pid: int, children_of: dict[int, list[int]]) -> tuple[int, ...]:
-    """As `descendants`."""
+def below(pid: int, children_of: dict[int, list[int]], most: int = sys.maxsize) -> tuple[int, ...]:
+    """As `descendants`, or so many of them. A pid that was given to another while they were read
+    may make a circle."""
+    seen = {pid}
     found: list[int] = []
     level = [pid]
-    while level:
-        level = sorted(child for parent in level for child in children_of.get(parent, ()))
+    while level and len(found) < most:
+        level = sorted({child for parent in level for child in children_of.get(parent, ())} - seen)
+        seen.update(level)
         found.extend(level)
-    return tuple(found)
+    return tuple(found[:most])
 
 
 def ancestors(pid: int, parent_of: dict[int, int]) -> tuple[int, ...]:
     """The parent first, the oldest last."""
-    found: list[int] = []
+    found: dict[int, None] = {}
     while (pid := parent_of.get(pid, 0)) > 0 and pid not in found:
-        found.append(pid)
+        found[pid] = None
     return tuple(found)
 
 

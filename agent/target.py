@@ -142,13 +142,15 @@ def is_starting(pid: int, proc: Path = PROC, below: tuple[int, ...] | None = Non
             stat = procfs.read_stat(each, proc)
         except (ProcessGone, PermissionError):
             continue
+        if stat.state in "ZXx" or procfs.age_s(stat.start_ticks) >= START_S:
+            continue
         words = procfs.command_line(each, proc, MAX_COMMAND_BYTES)
         serves = any(
             word in (ENGINE_MODULE, VLLM_MODULE)
             or (word.rsplit("/", 1)[-1], after) in (("dsagent", "serve"), ("vllm", "serve"))
             for word, after in itertools.zip_longest(words, words[1:])
         )
-        if serves and stat.state not in "ZXx" and procfs.age_s(stat.start_ticks) < START_S:
+        if serves:
             return True
     return False
 

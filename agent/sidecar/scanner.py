@@ -30,6 +30,7 @@ WayIn = Literal["rings", "outside"]
 
 YOUNG_S = 120.0  # importing a large engine takes that long, whatever it is called
 MOST_NS = 16 * SECOND_NS  # between two looks at a process that is none
+MOST_BELOW = 128  # of the processes below one, nearest first: an engine's core is near
 KERNEL_THREADS = 2  # the parent of them all
 # Servers that are looked at from outside without being asked for, by their command lines.
 KNOWN = re.compile(
@@ -99,6 +100,8 @@ class Scanner:
         for gone in self._seen.keys() - parent_of.keys():
             del self._seen[gone]
         children_of = procfs.children(parent_of)
+        belong = {self._own_pid, *watched}
+        belong = {*belong, *(each for one in belong for each in procfs.below(one, children_of))}
         found = []
         looked_into = 0
         self.expects = False
@@ -106,7 +109,7 @@ class Scanner:
             seen = self._seen.get(pid)
             if seen is not None and not seen.backoff.due(now_ns):
                 continue
-            if self._belongs(pid, parent_of, watched):
+            if pid in belong or self._is_kernels(pid, parent_of[pid]):
                 continue
             looked_into += 1
             one = self._look_into(pid, now_ns, children_of)
@@ -116,12 +119,8 @@ class Scanner:
         self.status = ScanStatus(len(parent_of), looked_into, barred)
         return found
 
-    def _belongs(self, pid: int, parent_of: dict[int, int], watched: Collection[int]) -> bool:
-        """To one that is watched, to this agent, or to the kernel."""
-        for each in (pid, *procfs.ancestors(pid, parent_of)):
-            if each in watched or each == self._own_pid:
-                return True
-        return KERNEL_THREADS in (pid, parent_of[pid]) and not command_text(pid, self._proc)
+    def _is_kernels(self, pid: int, parent: int) -> bool:
+        return KERNEL_THREADS in (pid, parent) and not command_text(pid, self._proc)
 
     def _look_into(self, pid: int, now_ns: int, children_of: dict[int, list[int]]) -> Found | None:
         try:
@@ -158,7 +157,7 @@ class Scanner:
             return "rings"
         if not is_wanted:
             return None
-        below = procfs.below(pid, children_of)
+        below = procfs.below(pid, children_of, MOST_BELOW)
         if self._core_has_rings(pid, below):
             return "rings"
         if self._starts(pid, below):

@@ -138,3 +138,20 @@ def test_own_memory_has_the_helpers_and_not_what_was_started_for_others() -> Non
 def test_command_lines() -> None:
     assert "pytest" in " ".join(procfs.command_line(os.getpid()))
     assert procfs.command_line(1 << 30) == ()
+
+
+def test_pids_that_go_round_in_a_circle_end_nowhere_else() -> None:
+    """A pid may be given to a grandchild of the process that had it, while they are read."""
+    parent_of = {10: 12, 11: 10, 12: 11, 13: 12, 14: 14}
+    assert procfs.descendants(10, parent_of) == (11, 12, 13)
+    assert procfs.descendants(14, parent_of) == ()
+    assert procfs.ancestors(10, parent_of) == (12, 11, 10)
+
+
+def test_a_long_line_of_processes_is_followed_in_linear_time() -> None:
+    """A million and more steps for one of them would be seconds for each look at all of them."""
+    length = 100_000
+    parent_of = {pid: pid - 1 for pid in range(2, length + 1)}
+    assert len(procfs.ancestors(length, parent_of)) == length - 1
+    assert len(procfs.descendants(1, parent_of)) == length - 1
+    assert procfs.below(1, procfs.children(parent_of), 3) == (2, 3, 4)
