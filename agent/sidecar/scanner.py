@@ -100,7 +100,7 @@ class Scanner:
         for gone in self._seen.keys() - parent_of.keys():
             del self._seen[gone]
         children_of = procfs.children(parent_of)
-        belong = {self._own_pid, *watched}
+        belong = {self._own_pid, *watched} - {0}  # 0: the parent of what came from outside
         belong = {*belong, *(each for one in belong for each in procfs.below(one, children_of))}
         found = []
         looked_into = 0

@@ -283,3 +283,13 @@ def test_a_look_costs_the_same_for_each_process_however_many_look_like_servers(
     assert scanner.expects
     assert len(read_bytes) < 16 * many
     assert max(read_bytes) < 100_000  # nor is a long command line read to its end
+
+
+def test_what_comes_from_outside_the_namespace_belongs_to_nobody(machine: Machine) -> None:
+    """The parent of other containers' first processes, and of our own, is 0 here."""
+    machine.start(10, "anything", parent=0)
+    machine.start(OWN, "dsagent sidecar", parent=0)
+    machine.rings.add(10)
+    assert machine.scanner().look(0, ()) == [Found(10, "rings")]
+    scanner = Scanner(proc=machine.proc, rings_of=machine.rings_of, own_pid=0)
+    assert scanner.look(0, ()) == [Found(10, "rings")]
