@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dsagent.agent.account import Account
-from dsagent.agent.accountant import Accountant
+from dsagent.agent.attribution.account import Account
+from dsagent.agent.attribution.accountant import Accountant
 from dsagent.agent.sinks.history import read_runs
 from dsagent.agent.sinks.tables import tell
 

@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from dsagent.agent import settings, streams
 from dsagent.agent.errors import FINDINGS, USAGE, DsagentError
-from dsagent.agent.procfs import escape
+from dsagent.agent.host.procfs import escape
 
 # Of the device behind stdout, met by typer where it prints a help text.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

@@ -21,9 +21,9 @@ from typing import Any, get_args, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-from dsagent.agent import ports
 from dsagent.agent.errors import USAGE, DsagentError
 from dsagent.agent.files import read_named
+from dsagent.agent.listening import ports
 
 DEFAULT_FILE = Path("/etc/dsagent/dsagent.toml")
 ENV_PREFIX = "DSAGENT"

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dsagent.agent import procfs
-from dsagent.agent.environment import environment
+from dsagent.agent.host import procfs
+from dsagent.agent.host.environment import environment
 from dsagent.agent.slo.file import DEFAULT_TENANT_HEADER
 
 VARIABLE = "DSAGENT_TENANT_HEADER"  # engine/api.py and instrumentation/vllm_requests.py read it

@@ -13,8 +13,8 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableSort,
 )
 
-from dsagent.agent import catalog
-from dsagent.agent.catalog import Metric
+from dsagent.agent.metrics import catalog
+from dsagent.agent.metrics.catalog import Metric
 from dsagent.dashboards.panels import DATASOURCE, explanation
 
 TAG = "dsagent"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders import dashboard
 
-from dsagent.agent import catalog
+from dsagent.agent.metrics import catalog
 from dsagent.dashboards.board import label_variable, start
 from dsagent.dashboards.panels import buckets, figure, last, lines, query, shares
 from dsagent.dashboards.queries import by, heat, increase, rate, ratio

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders import dashboard, timeseries
 
-from dsagent.agent import catalog
+from dsagent.agent.metrics import catalog
 from dsagent.dashboards.board import AGENTS, MODELS, start
 from dsagent.dashboards.panels import WHOLE, bars, last, lines, query, rows
 from dsagent.dashboards.queries import OF_REQUESTS, by, increase, per_request, rate, ratio

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders import dashboard
 
-from dsagent.agent import catalog
+from dsagent.agent.metrics import catalog
 from dsagent.dashboards.board import start
 from dsagent.dashboards.panels import figure, last, lines, query, rows
 from dsagent.dashboards.queries import by, series

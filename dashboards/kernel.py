@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders import dashboard
 
-from dsagent.agent import catalog
+from dsagent.agent.metrics import catalog
 from dsagent.dashboards.board import start
 from dsagent.dashboards.panels import buckets, lines, query
 from dsagent.dashboards.queries import OF_AGENT, by, heat, rate

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders import dashboard
 
-from dsagent.agent import catalog
-from dsagent.agent.catalog import Metric
+from dsagent.agent.metrics import catalog
+from dsagent.agent.metrics.catalog import Metric
 from dsagent.dashboards.board import AGENTS, MODELS, start
 from dsagent.dashboards.panels import WHOLE, buckets, lines, query
 from dsagent.dashboards.queries import OF_REQUESTS, heat, quantile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders import dashboard
 
-from dsagent.agent import catalog
+from dsagent.agent.metrics import catalog
 from dsagent.dashboards import causes
 from dsagent.dashboards.board import AGENTS, MODELS, limit_variable, start
 from dsagent.dashboards.panels import bars, figure, last, lines, query, states

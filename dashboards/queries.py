@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsagent.agent.catalog import Metric
+from dsagent.agent.metrics.catalog import Metric
 
 OF_AGENT = 'instance=~"$instance"'
 OF_REQUESTS = f'{OF_AGENT},gen_ai_request_model=~"$model"'

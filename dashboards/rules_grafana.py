@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
+from dsagent.agent.metrics.slo_metrics import SLO_BAD, SLO_BLIND, SLO_EVENTS
 from dsagent.agent.slo.alert import BLIND, BURN, CACHE, OBJECTIVE_TEXT
 from dsagent.agent.slo.file import SloFile
 from dsagent.agent.slo.limits import Limit, Objective
@@ -22,7 +23,6 @@ from dsagent.agent.slo.policy import (
     budget_ratio,
     windows,
 )
-from dsagent.agent.slo_metrics import SLO_BAD, SLO_BLIND, SLO_EVENTS
 from dsagent.dashboards.rules_names import duration, number
 from dsagent.dashboards.rules_prometheus import (
     BY,

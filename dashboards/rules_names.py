@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsagent.agent.slo_metrics import SLO_BAD, SLO_BURNT, SLO_EVENTS
+from dsagent.agent.metrics.slo_metrics import SLO_BAD, SLO_BURNT, SLO_EVENTS
 
 
 def duration(seconds: float) -> str:

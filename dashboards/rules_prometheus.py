@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dsagent.agent import catalog
-from dsagent.agent.metric import prometheus_label
+from dsagent.agent.metrics import catalog
+from dsagent.agent.metrics.metric import prometheus_label
+from dsagent.agent.metrics.slo_metrics import SLO_BAD, SLO_BLIND, SLO_BURNT, SLO_EVENTS
 from dsagent.agent.slo.alert import BLIND, BURN, CACHE, OBJECTIVE_TEXT
 from dsagent.agent.slo.cache import MIN_LOOKUPS, CacheAlert
 from dsagent.agent.slo.file import SloFile
@@ -20,7 +21,6 @@ from dsagent.agent.slo.policy import (
     budget_ratio,
     windows,
 )
-from dsagent.agent.slo_metrics import SLO_BAD, SLO_BLIND, SLO_BURNT, SLO_EVENTS
 from dsagent.dashboards import rules_texts
 from dsagent.dashboards.rules_names import duration, number, quoted, recorded
 

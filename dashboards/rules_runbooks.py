@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsagent.agent.remedies import REMEDIES
+from dsagent.agent.screens.remedies import REMEDIES
 from dsagent.agent.slo.limits import Objective
 
 _MEANING: dict[Objective, str] = {

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from dsagent.agent.metrics.slo_metrics import SLO_BAD, SLO_BLIND, SLO_BURNT, SLO_EVENTS
 from dsagent.agent.slo.alert import BLIND, BURN, OBJECTIVE_TEXT
 from dsagent.agent.slo.file import SloFile
 from dsagent.agent.slo.limits import Objective
 from dsagent.agent.slo.policy import budget_ratio, windows
-from dsagent.agent.slo_metrics import SLO_BAD, SLO_BLIND, SLO_BURNT, SLO_EVENTS
 from dsagent.dashboards.rules_names import duration, number, quoted, recorded
 from dsagent.dashboards.rules_prometheus import NO_DATA, groups
 from dsagent.dashboards.rules_texts import MODEL

@@ -3,8 +3,8 @@ the alert is told. In Prometheus' templates, which are Go's."""
 
 from __future__ import annotations
 
-from dsagent.agent import catalog
-from dsagent.agent.metric import prometheus_label
+from dsagent.agent.metrics import catalog
+from dsagent.agent.metrics.metric import prometheus_label
 from dsagent.agent.slo.alert import OBJECTIVE_TEXT
 from dsagent.agent.slo.causes import LEAST_RATIO, MOST_CAUSES
 from dsagent.agent.slo.limits import Limit, Objective

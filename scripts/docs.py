@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dsagent.agent.catalog import (
+from dsagent.agent.fleet.measured import load_measured
+from dsagent.agent.fleet.size import Fleet, figure, size
+from dsagent.agent.metrics.catalog import (
     AGENT_METRICS,
     ANOMALY_METRICS,
     ENGINE_METRICS,
@@ -19,9 +21,8 @@ from dsagent.agent.catalog import (
     STEP_METRICS,
     TALLY_METRICS,
 )
-from dsagent.agent.fleet.measured import load_measured
-from dsagent.agent.fleet.size import Fleet, figure, size
-from dsagent.agent.metric import prometheus_label
+from dsagent.agent.metrics.metric import prometheus_label
+from dsagent.agent.metrics.served import QUANTITIES, SERVED_METRICS
 from dsagent.agent.probes import (
     OBJECTS,
     OUTSIDE_OBJECTS,
@@ -31,7 +32,6 @@ from dsagent.agent.probes import (
     Probe,
     Program,
 )
-from dsagent.agent.served import QUANTITIES, SERVED_METRICS
 from dsagent.agent.sinks.schema import document
 from dsagent.dashboards.generate import generated as boards
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from dsagent.agent.account import Account
+from dsagent.agent.attribution.account import Account
 from dsagent.instrumentation import names
 from dsagent.instrumentation.records import Step
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from dsagent.agent.anomalies.features import Kind
 from dsagent.agent.facts import Event
-from dsagent.agent.wording import ms
+from dsagent.agent.screens.wording import ms
 
 State = Literal["begun", "outgrew", "ended", "usual now"]
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from dsagent.agent.account import Account
 from dsagent.agent.anomalies.episodes import Episodes
 from dsagent.agent.anomalies.features import Kind, Observation, of_account, of_step
 from dsagent.agent.anomalies.finding import Finding
-from dsagent.agent.anomaly_metrics import ANOMALY_ACTIVE, ANOMALY_FINDINGS
+from dsagent.agent.attribution.account import Account
 from dsagent.agent.facts import Event, Sample
+from dsagent.agent.metrics.anomaly_metrics import ANOMALY_ACTIVE, ANOMALY_FINDINGS
 from dsagent.instrumentation.records import RequestOpen, Step
 
 MAX_TRACES = 4096  # of requests open or just ended, whose trace ids are known

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dsagent.agent import watch_flags as flags
+from dsagent.agent.session import watch_flags as flags
 from dsagent.agent.settings import named_path, option, seconds, size_bytes
 
 if TYPE_CHECKING:
     from dsagent.agent.facts import Target
-    from dsagent.agent.server_target import Instrument
+    from dsagent.agent.host.server_target import Instrument
 
 
 def attach(
@@ -96,21 +96,23 @@ def attach(
       dsagent attach 4242 --duration 60 --json
       dsagent attach 4242 --instrument inject
     """
-    from dsagent.agent import descriptors, settings, terminal
+    from dsagent.agent import settings
     from dsagent.agent.anomalies.make import make_watch
-    from dsagent.agent.expected import expected_lines
-    from dsagent.agent.feeds import DISPENSABLE
-    from dsagent.agent.listening import ListenOptions, make_guard
-    from dsagent.agent.normal_keeper import NormalKeeper
-    from dsagent.agent.outlets import (
+    from dsagent.agent.host import descriptors
+    from dsagent.agent.listening.admission import ListenOptions, make_guard
+    from dsagent.agent.screens import terminal
+    from dsagent.agent.session.expected import expected_lines
+    from dsagent.agent.session.feeds import DISPENSABLE
+    from dsagent.agent.session.loop import Session
+    from dsagent.agent.session.normal_keeper import NormalKeeper
+    from dsagent.agent.session.outlets import (
         Judged,
         OutletOptions,
         make_receiver,
         make_sinks,
         remarks,
     )
-    from dsagent.agent.overhead import give_way
-    from dsagent.agent.session import Session
+    from dsagent.agent.session.overhead import give_way
 
     max_overhead_ratio = settings.parse_percent(max_overhead)
     left_out = settings.parse_names(without, DISPENSABLE)
@@ -195,17 +197,17 @@ def attach(
     if json:
         terminal.put_json(document)
     else:
-        from dsagent.agent import render
+        from dsagent.agent.screens import render
 
         terminal.put_text(render.summary(document))
 
 
 def _find(pid: int | None, instrument: Instrument, yes: bool, say: Callable[[str], None]) -> Target:
     """The target, with the hooks in it where they are asked for. Raises DsagentError."""
-    from dsagent.agent.engines_here import told
     from dsagent.agent.errors import USAGE, DsagentError
-    from dsagent.agent.server_target import find_target
-    from dsagent.agent.target import NothingThere
+    from dsagent.agent.host.engines_here import told
+    from dsagent.agent.host.server_target import find_target
+    from dsagent.agent.host.target import NothingThere
 
     if pid is None:
         raise DsagentError(
@@ -220,11 +222,11 @@ def _find(pid: int | None, instrument: Instrument, yes: bool, say: Callable[[str
 
 
 def _inject(pid: int, yes: bool, say: Callable[[str], None]) -> None:
-    from dsagent.agent import terminal
-    from dsagent.agent.engines_here import told
     from dsagent.agent.errors import DsagentError
+    from dsagent.agent.host.engines_here import told
     from dsagent.agent.inject.interpreter import NoProcess
     from dsagent.agent.inject.way_in import NoVllm, inject
+    from dsagent.agent.screens import terminal
 
     try:
         inject(pid, say, terminal.agrees if not yes else None)

@@ -10,8 +10,8 @@ from dsagent.agent.errors import DsagentError
 from dsagent.agent.settings import option, seconds
 
 if TYPE_CHECKING:
-    from dsagent.agent.children import Child
-    from dsagent.agent.session import Session
+    from dsagent.agent.host.children import Child
+    from dsagent.agent.session.loop import Session
 
 READY_S = 120.0
 # A show of everything, not a production server: nothing is stepped down for being dear.
@@ -35,11 +35,11 @@ def demo(
     Example:
       dsagent demo --duration 20
     """
-    from dsagent.agent import terminal
-    from dsagent.agent.children import Child
-    from dsagent.agent.overhead import give_way
-    from dsagent.agent.session import Session
-    from dsagent.agent.target import resolve
+    from dsagent.agent.host.children import Child
+    from dsagent.agent.host.target import resolve
+    from dsagent.agent.screens import terminal
+    from dsagent.agent.session.loop import Session
+    from dsagent.agent.session.overhead import give_way
 
     progress = terminal.Progress()
     with progress:
@@ -120,8 +120,8 @@ def _document(summary: dict[str, Any], session: Session, tally: dict[str, Any]) 
 def _show(document: dict[str, Any], summary: dict[str, Any], session: Session) -> None:
     import time
 
-    from dsagent.agent import render, terminal
-    from dsagent.agent.ledger import KEEP_NS
+    from dsagent.agent.screens import render, terminal
+    from dsagent.agent.session.ledger import KEEP_NS
 
     terminal.put_text(render.summary(summary))
     terminal.put_text(render.rule("where the time of all requests went"))

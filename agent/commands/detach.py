@@ -22,10 +22,10 @@ def detach(
     Examples:
       dsagent detach 4242
     """
-    from dsagent.agent import terminal
     from dsagent.agent.errors import FINDINGS, USAGE, DsagentError
     from dsagent.agent.inject import way_in
     from dsagent.agent.inject.interpreter import CannotInject
+    from dsagent.agent.screens import terminal
 
     progress = terminal.Progress()
     found: tuple[way_in.Process, ...] = ()

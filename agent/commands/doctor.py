@@ -25,14 +25,14 @@ def doctor(
     Example:
       dsagent doctor --pid 4242
     """
-    from dsagent.agent import terminal
-    from dsagent.agent.doctor import run_checks
+    from dsagent.agent.checks.doctor import run_checks
+    from dsagent.agent.screens import terminal
 
     document = {"checks": [check.to_json() for check in run_checks(pid)]}
     if json:
         terminal.put_json(document)
     else:
-        from dsagent.agent import render_checks
+        from dsagent.agent.screens import render_checks
 
         terminal.put_text(render_checks.checks(document))
     if any(check["state"] == "fail" for check in document["checks"]):

@@ -12,7 +12,7 @@ from dsagent.agent.errors import DsagentError
 from dsagent.agent.settings import named_path, option
 
 if TYPE_CHECKING:
-    from dsagent.agent.ledger import By
+    from dsagent.agent.session.ledger import By
 
 # An account is complete at most a second after its request's end: one asked for at once is
 # waited for rather than denied.
@@ -56,7 +56,7 @@ def explain(
       dsagent explain 4bf92f3577b34da6a3ce929d0e0e4736
       dsagent explain --by ttft --recording run1
     """
-    from dsagent.agent import terminal
+    from dsagent.agent.screens import terminal
 
     if recording is None:
         document = _ask(request, last, by, pid)
@@ -65,14 +65,14 @@ def explain(
     if json:
         terminal.put_json(document)
     else:
-        from dsagent.agent import render
+        from dsagent.agent.screens import render
 
         terminal.put_text(render.explain(document))
 
 
 def _ask(request: str | None, last: str | None, by: By, pid: int | None) -> dict[str, Any]:
-    from dsagent.agent import control
-    from dsagent.agent.ledger import KEEP_NS, parse_duration_ns
+    from dsagent.agent.listening import control
+    from dsagent.agent.session.ledger import KEEP_NS, parse_duration_ns
 
     question = {
         "op": "explain",
@@ -97,7 +97,7 @@ def _ask(request: str | None, last: str | None, by: By, pid: int | None) -> dict
 
 
 def _look_up(recording: Path, request: str | None, last: str | None, by: By) -> dict[str, Any]:
-    from dsagent.agent.ledger import of_recording, parse_duration_ns
+    from dsagent.agent.session.ledger import of_recording, parse_duration_ns
     from dsagent.agent.sinks.reader import read_accounts
 
     last_ns = None if last is None else parse_duration_ns(last)

@@ -77,8 +77,8 @@ def fleet(
       dsagent fleet measure --duration 60 --json
       dsagent fleet sql /srv/fleet slowest --last 24h
     """
-    from dsagent.agent import terminal
     from dsagent.agent.errors import USAGE, DsagentError
+    from dsagent.agent.screens import terminal
 
     if action != "sql" and store is not None:
         raise DsagentError(f"{action} takes no STORE", exit_code=USAGE)
@@ -123,8 +123,8 @@ def _size(
 
 
 def _measure(model: str, duration_s: float) -> _Result:
-    from dsagent.agent import terminal
     from dsagent.agent.fleet.measure import measure
+    from dsagent.agent.screens import terminal
 
     progress = terminal.Progress()
     with progress:
@@ -144,8 +144,8 @@ def _sql(
 
     from dsagent.agent.fleet.query import MAX_ROWS, ask
     from dsagent.agent.fleet.store import open_store
-    from dsagent.agent.ledger import parse_duration_ns
-    from dsagent.agent.procfs import escape
+    from dsagent.agent.host.procfs import escape
+    from dsagent.agent.session.ledger import parse_duration_ns
 
     last_ns = None if last is None else parse_duration_ns(last)
     store = open_store(name, endpoint, ca_file, must_exist=True)
@@ -165,7 +165,7 @@ def _sql(
 
 
 def _cell(value: object) -> str:
-    from dsagent.agent.procfs import escape
+    from dsagent.agent.host.procfs import escape
 
     if value is None:
         return ""

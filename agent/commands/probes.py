@@ -22,15 +22,15 @@ def probes(
     Example:
       dsagent probes
     """
-    from dsagent.agent import terminal
-    from dsagent.agent.trial import try_probes
-    from dsagent.agent.trial_outside import try_outside
+    from dsagent.agent.checks.trial import try_probes
+    from dsagent.agent.checks.trial_outside import try_outside
+    from dsagent.agent.screens import terminal
 
     document = {"probes": [tried.to_json() for tried in (*try_probes(), *try_outside())]}
     if json:
         terminal.put_json(document)
     else:
-        from dsagent.agent import render_checks
+        from dsagent.agent.screens import render_checks
 
         terminal.put_text(render_checks.probes(document))
     states = [probe["state"] for probe in document["probes"]]

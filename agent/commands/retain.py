@@ -34,12 +34,13 @@ def retain(
       dsagent retain /srv/fleet --policy deploy/fleet/7-90.toml --dry-run
       dsagent retain s3://telemetry/fleet --policy 3-60.toml
     """
-    from dsagent.agent import streams, terminal
+    from dsagent.agent import streams
     from dsagent.agent.errors import FINDINGS
     from dsagent.agent.fleet.policy import load_policy
     from dsagent.agent.fleet.retain import retain as apply
     from dsagent.agent.fleet.store import open_store
-    from dsagent.agent.procfs import escape
+    from dsagent.agent.host.procfs import escape
+    from dsagent.agent.screens import terminal
 
     rules = load_policy(policy)
     progress = terminal.Progress()

@@ -56,11 +56,11 @@ def roll(
     """
     import socket
 
-    from dsagent.agent import terminal
     from dsagent.agent.errors import FINDINGS, USAGE, DsagentError
     from dsagent.agent.fleet.manifest import is_pod
     from dsagent.agent.fleet.roll import roll as roll_recording
     from dsagent.agent.fleet.store import open_store
+    from dsagent.agent.screens import terminal
     from dsagent.agent.sinks.tables import FILES_TOLD
     from dsagent.agent.sinks.tables import tell as tell_left_out
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dsagent.agent import ports
-from dsagent.agent import watch_flags as flags
+from dsagent.agent.listening import ports
+from dsagent.agent.session import watch_flags as flags
 from dsagent.agent.settings import named_path, option, size_bytes
 
 if TYPE_CHECKING:
@@ -110,9 +110,9 @@ def sidecar(
     from dataclasses import replace
 
     from dsagent.agent import settings
-    from dsagent.agent.feeds import DISPENSABLE
-    from dsagent.agent.listening import ListenOptions, refuse_shared
-    from dsagent.agent.outlets import OutletOptions, refuse_loops
+    from dsagent.agent.listening.admission import ListenOptions, refuse_shared
+    from dsagent.agent.session.feeds import DISPENSABLE
+    from dsagent.agent.session.outlets import OutletOptions, refuse_loops
     from dsagent.agent.sidecar.options import AttachOptions, SidecarOptions, pattern
     from dsagent.agent.sidecar.reader import Reading, Start
 
@@ -176,7 +176,8 @@ def sidecar(
 def _run(context: typer.Context, start: Start, options: SidecarOptions) -> None:
     import signal
 
-    from dsagent.agent import descriptors, terminal
+    from dsagent.agent.host import descriptors
+    from dsagent.agent.screens import terminal
     from dsagent.agent.sidecar.log import Log
     from dsagent.agent.sidecar.loop import Sidecar
     from dsagent.agent.sidecar.memory import take_little

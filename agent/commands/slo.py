@@ -50,10 +50,11 @@ def slo(
     """
     from dataclasses import replace
 
-    from dsagent.agent import streams, terminal
+    from dsagent.agent import streams
     from dsagent.agent.errors import FINDINGS, DsagentError
     from dsagent.agent.files import Unreadable
-    from dsagent.agent.procfs import escape
+    from dsagent.agent.host.procfs import escape
+    from dsagent.agent.screens import terminal
     from dsagent.agent.slo.file import load_slo
     from dsagent.dashboards import rules
     from dsagent.dashboards.rules_promtool import promtool_errors

@@ -25,13 +25,14 @@ def status(
       dsagent status
       dsagent status --pid 4242 --json
     """
-    from dsagent.agent import control, terminal
+    from dsagent.agent.listening import control
+    from dsagent.agent.screens import terminal
 
     name = control.choose(pid, or_else=" or `dsagent sidecar`")
     document = control.ask(name, {"op": "status", "pid": pid})
     if json:
         terminal.put_json(document)
     else:
-        from dsagent.agent import render_status
+        from dsagent.agent.screens import render_status
 
         terminal.put_text(render_status.status(document))

@@ -31,8 +31,9 @@ def why(
       dsagent why
       dsagent why --last 90s --json
     """
-    from dsagent.agent import control, terminal
-    from dsagent.agent.ledger import of_recording, parse_duration_ns
+    from dsagent.agent.listening import control
+    from dsagent.agent.screens import terminal
+    from dsagent.agent.session.ledger import of_recording, parse_duration_ns
 
     last_ns = parse_duration_ns(last)
     if recording is None:
@@ -45,6 +46,6 @@ def why(
     if json:
         terminal.put_json(document)
     else:
-        from dsagent.agent import render
+        from dsagent.agent.screens import render
 
         terminal.put_text(render.why(document, last))

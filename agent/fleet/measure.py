@@ -16,8 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsagent.agent.cardinality import estimate
-from dsagent.agent.children import Child
 from dsagent.agent.errors import DsagentError
 from dsagent.agent.fleet.folder import FolderStore
 from dsagent.agent.fleet.layout import HOUR_NS
@@ -26,16 +24,18 @@ from dsagent.agent.fleet.policy import DAY_NS, Policy
 from dsagent.agent.fleet.retain import retain
 from dsagent.agent.fleet.roll import Rolled, roll
 from dsagent.agent.fleet.weighing import Weighed, weighing_collector
-from dsagent.agent.overhead import give_way
-from dsagent.agent.sampling import Sampler
-from dsagent.agent.session import Session
+from dsagent.agent.host.children import Child
+from dsagent.agent.host.target import resolve
+from dsagent.agent.metrics.cardinality import estimate
+from dsagent.agent.session.loop import Session
+from dsagent.agent.session.overhead import give_way
+from dsagent.agent.session.sampling import Sampler
 from dsagent.agent.sinks.otlp import OtlpSink
 from dsagent.agent.sinks.otlp_config import OtlpConfig, otlp_config, pyroscope_endpoint
 from dsagent.agent.sinks.prometheus import PrometheusSink
 from dsagent.agent.sinks.pyroscope import HEADERS, PATH, PyroscopeSink
 from dsagent.agent.sinks.recording import RecordingSink
 from dsagent.agent.slo import Limits
-from dsagent.agent.target import resolve
 
 if TYPE_CHECKING:
     from dsagent.agent.facts import Target

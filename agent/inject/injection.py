@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from dsagent.agent.host.procfs import ProcessGone
 from dsagent.agent.inject import code, text, way_back
 from dsagent.agent.inject.interpreter import (
     CannotInject,
@@ -26,7 +27,6 @@ from dsagent.agent.inject.interpreter import (
 from dsagent.agent.inject.memory import Memory, MemoryGone, mappings
 from dsagent.agent.inject.ptrace import Gone, Halted, Stopped, Tracee
 from dsagent.agent.inject.text import Report
-from dsagent.agent.procfs import ProcessGone
 
 RUN_TIMEOUT_S = 30.0  # until the interpreter gets to it
 _STEP_TIMEOUT_S = 5.0  # for what the thread does as soon as it has a CPU

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsagent.agent import privileges, procfs
 from dsagent.agent.errors import CANNOT_ATTACH, DsagentError
+from dsagent.agent.host import privileges, procfs
+from dsagent.agent.host.privileges import Capability
+from dsagent.agent.host.procfs import ProcessGone
 from dsagent.agent.inject import code
 from dsagent.agent.inject.elf import Image, NotElf, Segment, Symbol
 from dsagent.agent.inject.memory import Mapping, Memory, MemoryGone, in_status, mappings
-from dsagent.agent.privileges import Capability
-from dsagent.agent.procfs import ProcessGone
 
 OLDEST, NEWEST = (3, 9), (3, 13)  # between these it has been tried
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")

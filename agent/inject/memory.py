@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from dsagent.agent.procfs import PROC, ProcessGone, read_bytes
+from dsagent.agent.host.procfs import PROC, ProcessGone, read_bytes
 
 MAX_READ_BYTES = 1 << 20
 MAX_MAPPINGS = 65_536

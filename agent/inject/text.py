@@ -11,8 +11,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from dsagent.agent.host.procfs import escape
 from dsagent.agent.inject.bundle import quoted
-from dsagent.agent.procfs import escape
 
 MAX_TEXT_BYTES = 64 << 10
 _OUTER = '"""'

@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dsagent.agent import control, procfs
 from dsagent.agent.errors import USAGE, DsagentError
+from dsagent.agent.host import procfs
+from dsagent.agent.host.procfs import ProcessGone
+from dsagent.agent.host.target import vllm_root
 from dsagent.agent.inject import hooks
 from dsagent.agent.inject.injection import Outcome, run_inside
 from dsagent.agent.inject.interpreter import CannotInject, check_allowed, find, not_permitted
 from dsagent.agent.inject.memory import Memory, mappings
-from dsagent.agent.procfs import ProcessGone
-from dsagent.agent.target import vllm_root
+from dsagent.agent.listening import control
 
 Say = Callable[[str], None]
 

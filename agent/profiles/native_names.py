@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dsagent.agent.host.procfs import escape
 from dsagent.agent.inject.elf import Image, NotElf
 from dsagent.agent.inject.memory import MAX_READ_BYTES, Mapping, Memory, MemoryGone, mappings
-from dsagent.agent.procfs import escape
 from dsagent.agent.profiles.stacks import MAX_TEXT_CHARS, Frame
 
 MAX_SYMBOLS = 1_000_000  # of one library

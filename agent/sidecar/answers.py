@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dsagent.agent import procfs
 from dsagent.agent.errors import USAGE, DsagentError
-from dsagent.agent.ledger import OTHERS, Entry, Ledger, summarise
-from dsagent.agent.question import Question
+from dsagent.agent.host import procfs
+from dsagent.agent.listening.question import Question
+from dsagent.agent.session.ledger import OTHERS, Entry, Ledger, summarise
 from dsagent.agent.sidecar.books import Book, Books
 from dsagent.agent.sidecar.watch import Watch
 

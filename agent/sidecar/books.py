@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from dsagent.agent.ledger import MAX_BYTES, Ledger
+from dsagent.agent.session.ledger import MAX_BYTES, Ledger
 from dsagent.agent.sidecar.processes import Key
 
 MAX_ENDED = 64  # engines that have ended: one that restarts all the time must not fill the memory

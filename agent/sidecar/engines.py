@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsagent.agent import procfs
 from dsagent.agent.errors import DsagentError
 from dsagent.agent.facts import Target
-from dsagent.agent.guard import reason_of
-from dsagent.agent.procfs import ProcessGone, escape
-from dsagent.agent.server_target import resolve_server
+from dsagent.agent.host import procfs
+from dsagent.agent.host.procfs import ProcessGone, escape
+from dsagent.agent.host.server_target import resolve_server
+from dsagent.agent.host.target import probe_rings, resolve
+from dsagent.agent.screens.wording import counted
+from dsagent.agent.session.guard import reason_of
 from dsagent.agent.sidecar.backoff import SECOND_NS, Backoff
 from dsagent.agent.sidecar.books import Books
 from dsagent.agent.sidecar.injections import Injections
@@ -24,8 +26,6 @@ from dsagent.agent.sidecar.scanner import Found, Scanner
 from dsagent.agent.sidecar.slots import Slot, Slots
 from dsagent.agent.sidecar.span_board import OwnerOf
 from dsagent.agent.sidecar.watch import Watch
-from dsagent.agent.target import probe_rings, resolve
-from dsagent.agent.wording import counted
 
 UPGRADE_NS = 5 * SECOND_NS  # so often, a server seen from outside is asked whether it has rings now
 MAX_WAITING = 64

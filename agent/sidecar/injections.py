@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dsagent.agent.errors import DsagentError
-from dsagent.agent.guard import reason_of
+from dsagent.agent.session.guard import reason_of
 
 MOST_AT_ONCE = 4
 _Server = tuple[int, int]  # pid, and when it started

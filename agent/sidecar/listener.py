@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dsagent.agent.errors import DsagentError
-from dsagent.agent.listening import Guard, ListenOptions
-from dsagent.agent.pages import Page, PageServer
-from dsagent.agent.series import Family, HistogramPoint, NumberPoint
+from dsagent.agent.listening.admission import Guard, ListenOptions
+from dsagent.agent.listening.pages import Page, PageServer
+from dsagent.agent.metrics.series import Family, HistogramPoint, NumberPoint
 from dsagent.agent.settings import parse_address
 from dsagent.agent.sidecar.backoff import Backoff
 from dsagent.agent.sinks.openmetrics import CLASSIC_TYPE, OPENMETRICS_TYPE, render

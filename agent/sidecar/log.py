@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 
 from dsagent.agent import streams
-from dsagent.agent.procfs import escape
+from dsagent.agent.host.procfs import escape
 
 Field = str | int | list[str]
 MAX_CHARS = 1000

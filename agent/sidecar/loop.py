@@ -14,13 +14,14 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from dsagent.agent.control import SIDECAR, ControlServer
 from dsagent.agent.errors import DsagentError
-from dsagent.agent.guard import attempt
-from dsagent.agent.overhead import give_way
-from dsagent.agent.question import parse_question
-from dsagent.agent.series import Family
-from dsagent.agent.session_report import agent_status
+from dsagent.agent.listening.control import SIDECAR, ControlServer
+from dsagent.agent.listening.question import parse_question
+from dsagent.agent.metrics.series import Family
+from dsagent.agent.session.guard import attempt
+from dsagent.agent.session.overhead import give_way
+from dsagent.agent.session.report import agent_status
+from dsagent.agent.session.waker import Waker
 from dsagent.agent.sidecar.answers import Answers
 from dsagent.agent.sidecar.backoff import SECOND_NS, Backoff
 from dsagent.agent.sidecar.books import Books
@@ -33,7 +34,6 @@ from dsagent.agent.sidecar.own_metrics import Figures, families
 from dsagent.agent.sidecar.reader import SettingsReader
 from dsagent.agent.sidecar.receiver import Receiver
 from dsagent.agent.sidecar.weight import weight
-from dsagent.agent.waker import Waker
 
 LOOK_NS = SECOND_NS
 LOOK_SOON_NS = SECOND_NS // 5  # while an engine is starting: it may serve at once

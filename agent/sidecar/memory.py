@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsagent.agent import procfs
-from dsagent.agent.ledger import MAX_BYTES
-from dsagent.agent.procfs import PROC
+from dsagent.agent.host import procfs
+from dsagent.agent.host.procfs import PROC
+from dsagent.agent.session.ledger import MAX_BYTES
 from dsagent.agent.sidecar.backoff import SECOND_NS
 
 CGROUPS = Path("/sys/fs/cgroup")

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, field
 
 from dsagent.agent.errors import USAGE, DsagentError
-from dsagent.agent.listening import ListenOptions
-from dsagent.agent.outlets import OutletOptions
+from dsagent.agent.listening.admission import ListenOptions
 from dsagent.agent.probes import Tier
+from dsagent.agent.session.outlets import OutletOptions
 from dsagent.agent.slo import SloFile
 
 MAX_ENGINES = 8

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dsagent.agent import sidecar_metrics as metrics
-from dsagent.agent.metric import Metric
-from dsagent.agent.series import Family, NumberPoint
+from dsagent.agent.metrics import sidecar_metrics as metrics
+from dsagent.agent.metrics.metric import Metric
+from dsagent.agent.metrics.series import Family, NumberPoint
 
 
 @dataclass(frozen=True, slots=True)

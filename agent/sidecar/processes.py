@@ -7,10 +7,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsagent.agent import procfs
 from dsagent.agent.facts import Target
-from dsagent.agent.procfs import PROC, ProcessGone
-from dsagent.agent.target import MAX_COMMAND_BYTES, VLLM_TITLE, vllm_root
+from dsagent.agent.host import procfs
+from dsagent.agent.host.procfs import PROC, ProcessGone
+from dsagent.agent.host.target import MAX_COMMAND_BYTES, VLLM_TITLE, vllm_root
 
 MAX_COMMAND_CHARS = 4096
 

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dsagent.agent import catalog
-from dsagent.agent.aggregate import set_sinks
 from dsagent.agent.errors import DsagentError
 from dsagent.agent.facts import Readings, SourceStatus
-from dsagent.agent.guard import reason_of
-from dsagent.agent.listening import Guard, ListenOptions
-from dsagent.agent.outlets import OutletOptions, make_forward, make_receiver
-from dsagent.agent.series import Family, Store
+from dsagent.agent.listening.admission import Guard, ListenOptions
+from dsagent.agent.metrics import catalog
+from dsagent.agent.metrics.aggregate import set_sinks
+from dsagent.agent.metrics.series import Family, Store
+from dsagent.agent.session.guard import reason_of
+from dsagent.agent.session.outlets import OutletOptions, make_forward, make_receiver
 from dsagent.agent.sidecar.backoff import Backoff
 from dsagent.agent.sidecar.options import SidecarOptions
 from dsagent.agent.sidecar.processes import Key

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dsagent.agent import procfs
-from dsagent.agent.procfs import PROC, ProcessGone, ProcessTree
+from dsagent.agent.host import procfs
+from dsagent.agent.host.procfs import PROC, ProcessGone, ProcessTree
+from dsagent.agent.host.sockets import listening
+from dsagent.agent.host.target import VLLM_TITLE, Rings, is_starting, probe_rings, vllm_root
 from dsagent.agent.sidecar.backoff import SECOND_NS, Backoff
 from dsagent.agent.sidecar.processes import command_text, is_left_over
-from dsagent.agent.sockets import listening
-from dsagent.agent.target import VLLM_TITLE, Rings, is_starting, probe_rings, vllm_root
 
 WayIn = Literal["rings", "outside"]
 

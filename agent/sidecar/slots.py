@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsagent.agent.outlets import Judged
+from dsagent.agent.session.outlets import Judged
 from dsagent.agent.sidecar.backoff import SECOND_NS
 from dsagent.agent.sidecar.kept import Kept
 from dsagent.agent.sidecar.options import AttachOptions

@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from dsagent.agent.engine_spans import KEEP_SPAN_NS, Claims
+from dsagent.agent.attribution.engine_spans import KEEP_SPAN_NS, Claims
 from dsagent.agent.facts import EngineSpan
 from dsagent.agent.sidecar.processes import Key
 

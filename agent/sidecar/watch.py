@@ -12,13 +12,13 @@ from dsagent.agent.anomalies.make import make_watch
 from dsagent.agent.clear_links import clear_links
 from dsagent.agent.errors import USAGE, DsagentError
 from dsagent.agent.facts import Target
-from dsagent.agent.guard import reason_of
-from dsagent.agent.ledger import Ledger
+from dsagent.agent.host.procfs import command_line, escape
 from dsagent.agent.masking import mask_command
-from dsagent.agent.normal_keeper import NormalKeeper
-from dsagent.agent.outlets import OutletOptions, links, make_attached_sinks
-from dsagent.agent.procfs import command_line, escape
-from dsagent.agent.session import Session
+from dsagent.agent.session.guard import reason_of
+from dsagent.agent.session.ledger import Ledger
+from dsagent.agent.session.loop import Session
+from dsagent.agent.session.normal_keeper import NormalKeeper
+from dsagent.agent.session.outlets import OutletOptions, links, make_attached_sinks
 from dsagent.agent.sidecar.kept import Retried
 from dsagent.agent.sidecar.options import AttachOptions
 from dsagent.agent.sidecar.processes import Key, program_mark

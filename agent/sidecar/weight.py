@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dsagent.agent.errors import DsagentError
-from dsagent.agent.expected import expected_lines
+from dsagent.agent.session.expected import expected_lines
 from dsagent.agent.sidecar.options import SidecarOptions
 from dsagent.agent.sinks.otlp_config import otlp_config
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dsagent.agent.account import Account
+from dsagent.agent.attribution.account import Account
 from dsagent.agent.facts import (
     ClockAnchor,
     Event,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from dsagent.agent.aggregate import Aggregate
-from dsagent.agent.sampling import Sampler
-from dsagent.agent.series import Family
+from dsagent.agent.metrics.aggregate import Aggregate
+from dsagent.agent.metrics.series import Family
+from dsagent.agent.metrics.slo_metrics import SloFigures
+from dsagent.agent.session.sampling import Sampler
 from dsagent.agent.sinks.base import Explained, SinkStatus
 from dsagent.agent.slo import Limits
-from dsagent.agent.slo_metrics import SloFigures
 
 
 class CollectedSink:

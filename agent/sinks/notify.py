@@ -20,7 +20,7 @@ from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlsplit
 
-from dsagent.agent.guard import attempt
+from dsagent.agent.session.guard import attempt
 from dsagent.agent.sinks.base import SinkStatus
 
 QUEUE = 256  # further ones push the oldest out, counted

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from dsagent.agent.metric import Metric, prometheus_label
-from dsagent.agent.series import Exemplar, Family, HistogramPoint, Labels
+from dsagent.agent.metrics.metric import Metric, prometheus_label
+from dsagent.agent.metrics.series import Exemplar, Family, HistogramPoint, Labels
 
 OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 CLASSIC_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -14,14 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from dsagent.agent.account import Account
-from dsagent.agent.aggregate import UNATTRIBUTED, Aggregate, provider
+from dsagent.agent.attribution.account import Account
 from dsagent.agent.errors import DsagentError
 from dsagent.agent.facts import ClockAnchor, Target
-from dsagent.agent.log_lines import LogLine, LogLines
 from dsagent.agent.masking import mask
+from dsagent.agent.metrics.aggregate import UNATTRIBUTED, Aggregate, provider
+from dsagent.agent.metrics.slo_metrics import SloFigures
 from dsagent.agent.resource import resource_attributes
-from dsagent.agent.sampling import Decision, Sampler
+from dsagent.agent.session.log_lines import LogLine, LogLines
+from dsagent.agent.session.sampling import Decision, Sampler
 from dsagent.agent.sinks.base import Explained, SinkStatus
 from dsagent.agent.sinks.delivery_ledger import DeliveryLedger, summed
 from dsagent.agent.sinks.held_steps import HeldSteps
@@ -32,7 +33,6 @@ from dsagent.agent.sinks.otlp_span import span_bytes
 from dsagent.agent.sinks.outbox import Body, Outbox, Pulse
 from dsagent.agent.slo import Limits
 from dsagent.agent.slo.alert import Alert
-from dsagent.agent.slo_metrics import SloFigures
 from dsagent.instrumentation import names
 from dsagent.instrumentation.spans import Span, StepSpans, request_spans
 

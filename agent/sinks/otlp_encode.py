@@ -18,11 +18,11 @@ from opentelemetry.proto.logs.v1 import logs_pb2
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 from opentelemetry.proto.resource.v1 import resource_pb2
 
-from dsagent.agent.catalog import TARGET_INFO
-from dsagent.agent.exponential import ExponentialPoint
 from dsagent.agent.facts import ClockAnchor
-from dsagent.agent.log_lines import SEVERITY_TEXT, LogLine
-from dsagent.agent.series import Exemplar, Family, HistogramPoint, NumberPoint
+from dsagent.agent.metrics.catalog import TARGET_INFO
+from dsagent.agent.metrics.exponential import ExponentialPoint
+from dsagent.agent.metrics.series import Exemplar, Family, HistogramPoint, NumberPoint
+from dsagent.agent.session.log_lines import SEVERITY_TEXT, LogLine
 from dsagent.agent.sinks.otlp_wire import MAX_STRING_CHARS, clean_text, field
 from dsagent.instrumentation import names
 from dsagent.instrumentation.spans import Value

@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from dsagent.agent.aggregate import Aggregate
-from dsagent.agent.listening import Guard
-from dsagent.agent.pages import Page, PageServer, Tally
-from dsagent.agent.sampling import Sampler
-from dsagent.agent.series import Family
+from dsagent.agent.listening.admission import Guard
+from dsagent.agent.listening.pages import Page, PageServer, Tally
+from dsagent.agent.metrics.aggregate import Aggregate
+from dsagent.agent.metrics.series import Family
+from dsagent.agent.metrics.slo_metrics import SloFigures
+from dsagent.agent.session.sampling import Sampler
 from dsagent.agent.sinks.base import Explained, SinkStatus
 from dsagent.agent.sinks.openmetrics import CLASSIC_TYPE, OPENMETRICS_TYPE, render
 from dsagent.agent.slo import Limits
-from dsagent.agent.slo_metrics import SloFigures
 
 
 class PrometheusSink:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
-from dsagent.agent.account import (
+from dsagent.agent.attribution.account import (
     Account,
     Culprit,
     CulpritKind,

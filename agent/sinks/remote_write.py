@@ -13,20 +13,20 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
-from dsagent.agent.aggregate import Aggregate
-from dsagent.agent.exponential import ExponentialPoint
 from dsagent.agent.facts import ClockAnchor
-from dsagent.agent.metric import prometheus_label
+from dsagent.agent.metrics.aggregate import Aggregate
+from dsagent.agent.metrics.exponential import ExponentialPoint
+from dsagent.agent.metrics.metric import prometheus_label
+from dsagent.agent.metrics.series import Exemplar, Family, HistogramPoint, Labels
+from dsagent.agent.metrics.slo_metrics import SloFigures
 from dsagent.agent.resource import resource_attributes
-from dsagent.agent.sampling import Sampler
-from dsagent.agent.series import Exemplar, Family, HistogramPoint, Labels
+from dsagent.agent.session.sampling import Sampler
 from dsagent.agent.sinks.base import Explained, SinkStatus
 from dsagent.agent.sinks.otlp_config import Endpoint
 from dsagent.agent.sinks.otlp_delivery import Delivery
 from dsagent.agent.sinks.otlp_wire import field, varint
 from dsagent.agent.sinks.outbox import Body, Pulse
 from dsagent.agent.slo import Limits
-from dsagent.agent.slo_metrics import SloFigures
 from dsagent.instrumentation import names
 
 INTERVAL_S = 10.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dsagent.agent.account import Account, DelayedBy, Part, culprit_json, part_json
+from dsagent.agent.attribution.account import Account, DelayedBy, Part, culprit_json, part_json
 from dsagent.agent.facts import ClockAnchor, Event, Facts, Kind, Sample, SourceStatus
 from dsagent.agent.sinks.base import Explained, SinkStatus
 from dsagent.instrumentation.records import RankStep, RequestOpen, Step

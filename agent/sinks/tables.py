@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dsagent.agent import streams
 from dsagent.agent.errors import USAGE, DsagentError
-from dsagent.agent.procfs import escape
+from dsagent.agent.host.procfs import escape
 from dsagent.agent.sinks.regular import open_regular
 from dsagent.agent.sinks.schema import Table
 from dsagent.agent.sinks.segment import segment_files

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dsagent.agent.account import Culprit
-from dsagent.agent.procfs import escape
+from dsagent.agent.attribution.account import Culprit
+from dsagent.agent.host.procfs import escape
 from dsagent.agent.slo.causes import OWN_WORK, Explanation
 from dsagent.agent.slo.limits import Objective
 

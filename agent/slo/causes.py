@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from dsagent.agent.account import Account, Culprit, Part
+from dsagent.agent.attribution.account import Account, Culprit, Part
 from dsagent.agent.slo.verdicts import Verdict
 from dsagent.instrumentation.records import RequestOpen
 

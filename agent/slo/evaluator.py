@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dsagent.agent.account import Account
+from dsagent.agent.attribution.account import Account
 from dsagent.agent.facts import SourceStatus
 from dsagent.agent.slo.alarm import Alarm, AlarmState, Arrivals
 from dsagent.agent.slo.alert import BLIND, BURN, CACHE, Alert, because, burn_text

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from dsagent.agent.account import Account
+from dsagent.agent.attribution.account import Account
 from dsagent.instrumentation.records import RequestRecord
 
 Objective = Literal["ttft", "tpot", "e2e", "errors", "goodput"]

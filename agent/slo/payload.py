@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from dsagent.agent.account import culprit_json
+from dsagent.agent.attribution.account import culprit_json
 from dsagent.agent.facts import ClockAnchor
-from dsagent.agent.procfs import escape
+from dsagent.agent.host.procfs import escape
 from dsagent.agent.slo.alert import Alert, culprits_text
 from dsagent.agent.slo.cache import CircuitChange
 

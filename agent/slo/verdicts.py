@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from dsagent.agent.account import Account
+from dsagent.agent.attribution.account import Account
 from dsagent.agent.slo.limits import Limit, Limits, Objective, has_failed, measured
 from dsagent.instrumentation.records import RequestRecord
 

@@ -17,10 +17,10 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from dsagent.agent import procfs
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import Readings, SourceStatus, Target
-from dsagent.agent.procfs import ProcessGone
+from dsagent.agent.host import procfs
+from dsagent.agent.host.procfs import ProcessGone
 from dsagent.agent.profiles.native_names import KERNEL, UNKNOWN, NativeNames
 from dsagent.agent.profiles.pace import allowance, is_paid
 from dsagent.agent.profiles.stacks import Frame, Recorded, Seen

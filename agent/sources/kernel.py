@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dsagent.agent import privileges
-from dsagent.agent.command_names import named_by_script
-from dsagent.agent.doctor import Places, kernel_checks
+from dsagent.agent.checks.doctor import Places, kernel_checks
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import FACT_DTYPE, Facts, Kind, Readings, SourceStatus, Target
+from dsagent.agent.host import privileges
+from dsagent.agent.host.command_names import named_by_script
 from dsagent.agent.probes import Tier
 from dsagent.agent.sources import kernel_tables as tables
 from dsagent.agent.sources.bpf.layout import (

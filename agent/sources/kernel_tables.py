@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dsagent.agent.facts import FACT_DTYPE, Event, Facts, Kind, no_facts
-from dsagent.agent.procfs import escape
+from dsagent.agent.host.procfs import escape
 from dsagent.agent.sources.bpf.layout import STATE_BITS
 from dsagent.agent.sources.open_intervals import OpenIntervals
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import Event, Readings, Sample, SourceState, SourceStatus, Target
-from dsagent.agent.privileges import INITIAL_PID_NAMESPACE, pid_namespace
-from dsagent.agent.procfs import ProcessGone, read_stat
+from dsagent.agent.host.privileges import INITIAL_PID_NAMESPACE, pid_namespace
+from dsagent.agent.host.procfs import ProcessGone, read_stat
 
 if TYPE_CHECKING:
     from dsagent.agent.sources.nvml_devices import NvmlSession

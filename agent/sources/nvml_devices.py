@@ -14,7 +14,7 @@ from typing import Any
 import pynvml  # type: ignore[import-untyped]
 
 from dsagent.agent.facts import Sample
-from dsagent.agent.procfs import escape
+from dsagent.agent.host.procfs import escape
 
 MAX_DEVICES = 64  # no machine has more; a count beyond it is not believed
 MAX_MIG_DEVICES = 8  # of one device; the hardware's limit is 7

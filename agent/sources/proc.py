@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsagent.agent import procfs
 from dsagent.agent.facts import Readings, Sample, SourceStatus, Target
-from dsagent.agent.procfs import PROC, ProcessGone
+from dsagent.agent.host import procfs
+from dsagent.agent.host.procfs import PROC, ProcessGone
 
 INTERVAL_NS = 1_000_000_000
 PSS_INTERVAL_NS = 10_000_000_000  # reading it walks all of our page tables

@@ -20,7 +20,7 @@ from typing import IO
 
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import Readings, SourceState, SourceStatus, Target
-from dsagent.agent.procfs import escape
+from dsagent.agent.host.procfs import escape
 from dsagent.agent.profiles.pace import RUN_S, Plan, Price, allowance, pause_after, plan
 from dsagent.agent.profiles.stacks import NotATrace, Recorded, TraceReader, samples_told
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from dsagent.agent import procfs
+from dsagent.agent.host import procfs
 from dsagent.instrumentation.ring import RingCandidate, RingReader, RingRejected, find_rings
 
 MAX_RINGS = 256

@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dsagent.agent import procfs
 from dsagent.agent.errors import SourceUnavailable
-from dsagent.agent.exposition import parse
 from dsagent.agent.facts import Event, Readings, Sample, SourceStatus, Target
-from dsagent.agent.served import NAMES, QUANTITIES, quantities
-from dsagent.agent.sockets import Listening, listening
+from dsagent.agent.host import procfs
+from dsagent.agent.host.sockets import Listening, listening
+from dsagent.agent.metrics.exposition import parse
+from dsagent.agent.metrics.served import NAMES, QUANTITIES, quantities
 
 EVERY_NS = 5_000_000_000
 TIMEOUT_S = 2.0  # of a whole question

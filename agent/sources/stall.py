@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from dsagent.agent import procfs
-from dsagent.agent.attribute import STALL_NS, STALL_STEPS
-from dsagent.agent.children import dying_with_us
+from dsagent.agent.attribution.attribute import STALL_NS, STALL_STEPS
 from dsagent.agent.facts import Event, Readings, SourceStatus, Target
+from dsagent.agent.host import procfs
+from dsagent.agent.host.children import dying_with_us
 
 DUMP_DEADLINE_NS = 10_000_000_000
 MAX_DUMP_BYTES = 64 << 10

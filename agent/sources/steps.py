@@ -6,8 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from dsagent.agent import procfs
-from dsagent.agent.attribute import STALL_NS
+from dsagent.agent.attribution.attribute import STALL_NS
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import (
     Event,
@@ -16,6 +15,7 @@ from dsagent.agent.facts import (
     SourceStatus,
     Target,
 )
+from dsagent.agent.host import procfs
 from dsagent.agent.sources.open_requests import OpenRequests
 from dsagent.agent.sources.plausible import plausible
 from dsagent.agent.sources.ring_set import RingSet, losses

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dsagent.agent.facts import Readings, Sample, SourceStatus
-from dsagent.agent.procfs import escape
+from dsagent.agent.host.procfs import escape
 from dsagent.instrumentation.tally import Tally, What
 
 WINDOW_NS = 60_000_000_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dsagent.agent import catalog
-from dsagent.agent.catalog import Metric
+from dsagent.agent.metrics import catalog
+from dsagent.agent.metrics.catalog import Metric
 from dsagent.dashboards.doctor.known import Known
 
 # Shown once it has happened.

@@ -28,8 +28,8 @@ from alert_servers import Service, ServiceError, alert_servers, free_port, requi
 from crowd import LoadError
 from story import Act, Story, measure, slo_file
 
+from dsagent.agent.host.procfs import escape
 from dsagent.agent.load import Server
-from dsagent.agent.procfs import escape
 
 DSAGENT = str(Path(sys.executable).with_name("dsagent"))
 WIDTH, INDENT = 100, 12

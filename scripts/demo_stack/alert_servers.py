@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dsagent.agent.children import dying_with_us
+from dsagent.agent.host.children import dying_with_us
 
 READY_S = 60.0
 STOP_S = 10.0

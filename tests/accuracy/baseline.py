@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dsagent.agent.account import Account
+from dsagent.agent.attribution.account import Account
 
 KERNEL_CAUSES = {
     "runqueue": "cpu.runqueue",

@@ -21,7 +21,7 @@ from lab import Engine, Observed, agent
 from load import Load, send, text
 from truth import KernelAccounts, Timeline
 
-from dsagent.agent.account import Account
+from dsagent.agent.attribution.account import Account
 
 SEED = int(os.environ.get("DSAGENT_LAB_SEED", "1"))
 HIT_RATIO = 0.10  # of e2e, from which on a request counts as hit

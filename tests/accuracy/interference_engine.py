@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from dsagent.agent import procfs
-from dsagent.agent.account import Account
-from dsagent.agent.accountant import Accountant
+from dsagent.agent.attribution.account import Account
+from dsagent.agent.attribution.accountant import Accountant
 from dsagent.agent.facts import Target
+from dsagent.agent.host import procfs
 from dsagent.agent.sources.steps import StepsSource
 from dsagent.engine.config import EngineConfig
 from dsagent.engine.loader import LoadedModel, load_model

@@ -9,7 +9,7 @@ from baseline import Facts, top_cause
 from score import AFFECTED_RATIO, Case
 from truth import Evidence, Fault, Injection, Pace
 
-from dsagent.agent.account import USUAL, Account
+from dsagent.agent.attribution.account import USUAL, Account
 
 # Of these a lone request can always have some: the load of this run itself makes them.
 OF_THE_LOAD = frozenset(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dsagent.agent.account import Account
+from dsagent.agent.attribution.account import Account
 from dsagent.agent.sinks.reader import read_accounts
 
 READY_S = 120.0

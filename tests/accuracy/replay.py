@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from dsagent.agent.accountant import Accountant
+from dsagent.agent.attribution.accountant import Accountant
 from dsagent.agent.facts import FACT_DTYPE, Kind, Readings
-from dsagent.agent.feeds import Feeds
-from dsagent.agent.target import resolve_starting
+from dsagent.agent.host.target import resolve_starting
+from dsagent.agent.session.feeds import Feeds
 from dsagent.instrumentation.records import (
     Admission,
     Phase,

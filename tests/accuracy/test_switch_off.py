@@ -15,7 +15,7 @@ from statistics import median
 
 import pytest
 
-from dsagent.agent.account import Account
+from dsagent.agent.attribution.account import Account
 
 from campaign import CLIENTS_NICENESS, ENGINES, warm  # isort: skip
 from faults.cpu import run_hogs  # isort: skip

@@ -24,7 +24,7 @@ from typing import Literal
 
 from load import Sent
 
-from dsagent.agent.account import Account
+from dsagent.agent.attribution.account import Account
 
 How = Literal["logged", "counterfactual"]
 SAMPLE_S = 0.02

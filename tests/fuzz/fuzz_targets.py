@@ -31,17 +31,20 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from dsagent.agent import control, exposition, procfs, served, settings, sockets
+from dsagent.agent import settings
 from dsagent.agent.again import attribute_again
+from dsagent.agent.attribution.normal import from_json
 from dsagent.agent.errors import DsagentError
 from dsagent.agent.files import read_named
 from dsagent.agent.fleet.manifest import BadManifest, parse_manifest
 from dsagent.agent.fleet.policy import load_policy
+from dsagent.agent.host import procfs, sockets
 from dsagent.agent.inject import memory
 from dsagent.agent.inject.elf import Image, NotElf
-from dsagent.agent.listening import Guard, ListenOptions
-from dsagent.agent.normal import from_json
-from dsagent.agent.question import parse_question
+from dsagent.agent.listening import control
+from dsagent.agent.listening.admission import Guard, ListenOptions
+from dsagent.agent.listening.question import parse_question
+from dsagent.agent.metrics import exposition, served
 from dsagent.agent.sidecar.options import SidecarOptions
 from dsagent.agent.sidecar.reader import SettingsReader
 from dsagent.agent.sinks.delivery_ledger import DeliveryLedger

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from shell_accounts import MS, account, interfered, record
 
-from dsagent.agent.account import Part
+from dsagent.agent.attribution.account import Part
 from dsagent.agent.facts import ClockAnchor, Target
 from dsagent.agent.sinks.base import Explained
 from dsagent.agent.sinks.recording import RecordingSink

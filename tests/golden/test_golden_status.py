@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from made_status import ENGINE, SIDECAR
 
-from dsagent.agent.render import page_of
-from dsagent.agent.render_status import status
+from dsagent.agent.screens.render import page_of
+from dsagent.agent.screens.render_status import status
 
 Golden = Callable[[str, str], None]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sidecar_lab import until
 
-from dsagent.agent import control
+from dsagent.agent.listening import control
 
 
 @pytest.fixture

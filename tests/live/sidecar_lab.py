@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from shell_lab import COMMAND, PATIENCE_S, Child, Engine
 
-from dsagent.agent import control
 from dsagent.agent.errors import DsagentError
+from dsagent.agent.listening import control
 
 T = TypeVar("T")
 

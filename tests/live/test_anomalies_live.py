@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from dsagent.agent.control import ask
 from dsagent.agent.errors import DsagentError
+from dsagent.agent.listening.control import ask
 from dsagent.instrumentation import names
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "accuracy"))

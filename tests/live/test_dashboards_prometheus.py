@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from watching import until
 
-from dsagent.agent.children import Child
+from dsagent.agent.host.children import Child
 from dsagent.dashboards.generate import GENERATED
 
 MODEL = "tiny-llama"

@@ -16,10 +16,10 @@ import pytest
 from alert_hook import Notice, Wanted, WebHook
 from alert_servers import Servers, alert_servers
 
+from dsagent.agent.metrics.slo_metrics import SLO_BAD, SLO_BLIND, SLO_BURNT, SLO_EVENTS
 from dsagent.agent.slo.alert import BLIND, BURN
 from dsagent.agent.slo.file import SloFile
 from dsagent.agent.slo.limits import Limit, Limits
-from dsagent.agent.slo_metrics import SLO_BAD, SLO_BLIND, SLO_BURNT, SLO_EVENTS
 from dsagent.dashboards import rules
 from dsagent.dashboards.rules_prometheus import NO_DATA
 

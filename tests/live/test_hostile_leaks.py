@@ -12,9 +12,9 @@ import pytest
 from kernel_lab import require_kernel_source
 from shell_lab import PATIENCE_S, Engine
 
-from dsagent.agent.outlets import Judged, OutletOptions, make_receiver, make_sinks
-from dsagent.agent.session import Session
-from dsagent.agent.target import resolve
+from dsagent.agent.host.target import resolve
+from dsagent.agent.session.loop import Session
+from dsagent.agent.session.outlets import Judged, OutletOptions, make_receiver, make_sinks
 
 
 def open_files() -> list[str]:

@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from shell_lab import PATIENCE_S, Agent, Engine, dsagent
 from sidecar_lab import Lab
 
-from dsagent.agent.normal_keeper import setting_of
-from dsagent.agent.target import resolve
+from dsagent.agent.host.target import resolve
+from dsagent.agent.session.normal_keeper import setting_of
 
 CANARY = "canary"
 TOKEN = f"{CANARY}-token-0123456789"

@@ -19,7 +19,7 @@ from kernel_lab import require_kernel_source
 from otlp_back_ends import free_port
 from shell_lab import COMMAND, PATIENCE_S, Agent, Engine, asked, dsagent
 
-from dsagent.agent import control
+from dsagent.agent.listening import control
 
 SLO = """
 slo:

@@ -11,7 +11,7 @@ from kernel_lab import Child, Watch, require_kernel_source
 
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import Kind, Target
-from dsagent.agent.privileges import BPF_OBJECT
+from dsagent.agent.host.privileges import BPF_OBJECT
 from dsagent.agent.sources.bpf.layout import MAX_PROCESSES, MAX_THREADS
 from dsagent.agent.sources.kernel import KernelSource
 

@@ -15,7 +15,7 @@ from kernel_lab import Child, Watch, measured, require_kernel_source, within
 
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import Kind, Target
-from dsagent.agent.privileges import BPF_OBJECT
+from dsagent.agent.host.privileges import BPF_OBJECT
 from dsagent.agent.probes import OBJECTS
 from dsagent.agent.sources.bpf.libbpf import BpfObject, Library
 from dsagent.agent.sources.kernel import KernelSource

@@ -20,8 +20,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 from otlp_back_ends import Certificates, free_port, make_certificates
 
-from dsagent.agent import pages
-from dsagent.agent.listening import Guard, ListenOptions
+from dsagent.agent.listening import pages
+from dsagent.agent.listening.admission import Guard, ListenOptions
 from dsagent.agent.sinks.prometheus import PrometheusSink
 from dsagent.agent.slo import Limits
 from dsagent.agent.sources.otlp_receiver.grpc_server import SERVICE

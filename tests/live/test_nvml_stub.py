@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from dsagent.agent.catalog import GPU_METRICS
+from dsagent.agent.metrics.catalog import GPU_METRICS
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "nvml_stub"
 DEADLINE_S = 30.0

@@ -17,7 +17,7 @@ from llamacpp import Asked, LlamaServer
 from smollm2_reference import gguf_path
 from watching import Watching, until
 
-from dsagent.agent.server_target import find_target
+from dsagent.agent.host.server_target import find_target
 
 MS = 1_000_000
 

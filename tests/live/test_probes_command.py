@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kernel_lab import Child, Watch, require_kernel_source
 
-from dsagent.agent import trial
+from dsagent.agent.checks import trial
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import Kind
 from dsagent.agent.probes import OBJECTS, OUTSIDE_PROBES, PROBES

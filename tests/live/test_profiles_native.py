@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from made import TARGET
 
-from dsagent.agent import procfs
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import Target
+from dsagent.agent.host import procfs
 from dsagent.agent.profiles.stacks import Recorded
 from dsagent.agent.sources import cpu_clock
 from dsagent.agent.sources.cpu_clock import INTERVAL_NS, CpuClockSource

@@ -13,7 +13,7 @@ from pathlib import Path
 from pyroscope_recorder import recording
 from shell_lab import Agent, Child, Engine
 
-from dsagent.agent import procfs
+from dsagent.agent.host import procfs
 
 PATIENCE_S = 60.0
 ENGINE = str(Path(__file__).parent / "shell" / "shell_engine.py")

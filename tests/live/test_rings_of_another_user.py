@@ -33,8 +33,8 @@ sys.stdin.read()
 
 READER = """
 import json, os, sys
-from dsagent.agent import procfs, sockets
-from dsagent.agent.environment import environment
+from dsagent.agent.host import procfs, sockets
+from dsagent.agent.host.environment import environment
 from dsagent.agent.sources.proc import read_process
 from dsagent.instrumentation.ring import RingReader, find_rings
 pid = int(sys.argv[1])

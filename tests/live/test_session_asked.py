@@ -9,7 +9,7 @@ import pytest
 from shell_lab import Engine, dsagent
 from watching import Watching
 
-from dsagent.agent.target import resolve
+from dsagent.agent.host.target import resolve
 
 
 def kernel_of(watching: Watching) -> dict[str, str]:

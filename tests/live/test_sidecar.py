@@ -14,7 +14,7 @@ import pytest
 from shell_lab import add_up, dsagent
 from sidecar_lab import Lab, Sidecar, explained, until
 
-from dsagent.agent import control
+from dsagent.agent.listening import control
 
 pytestmark = pytest.mark.usefixtures("the_only_sidecar")
 

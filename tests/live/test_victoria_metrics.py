@@ -18,12 +18,12 @@ import pytest
 from made import MS, TARGET, account, batch, step, until
 from otlp_back_ends import free_port
 
-from dsagent.agent import catalog
-from dsagent.agent.aggregate import Aggregate
 from dsagent.agent.facts import ClockAnchor
-from dsagent.agent.metric import prometheus_label
+from dsagent.agent.metrics import catalog
+from dsagent.agent.metrics.aggregate import Aggregate
+from dsagent.agent.metrics.metric import prometheus_label
 from dsagent.agent.resource import resource_attributes
-from dsagent.agent.sampling import Sampler
+from dsagent.agent.session.sampling import Sampler
 from dsagent.agent.sinks.base import Explained
 from dsagent.agent.sinks.otlp import OtlpSink
 from dsagent.agent.sinks.otlp_config import otlp_config

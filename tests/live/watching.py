@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from dsagent.agent.errors import DsagentError
 from dsagent.agent.facts import Target
-from dsagent.agent.ledger import FOREVER_NS
-from dsagent.agent.session import Session
+from dsagent.agent.session.ledger import FOREVER_NS
+from dsagent.agent.session.loop import Session
 
 _LONGEST_S = 60.0
 T = TypeVar("T")

@@ -25,8 +25,8 @@ from bench_attach import PACED, attached
 from lab import engine, wait_for_line
 from load import Load
 
-from dsagent.agent.account import Account
 from dsagent.agent.anomalies.watch import AnomalyWatch
+from dsagent.agent.attribution.account import Account
 from dsagent.instrumentation.records import Step
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fixtures"))
@@ -40,7 +40,7 @@ import time
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096
-import dsagent.agent.session
+import dsagent.agent.session.loop
 before, began = resident(), time.perf_counter()
 from dsagent.agent.anomalies.make import make_watch
 make_watch()

@@ -27,8 +27,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from dsagent.agent.control import ask
 from dsagent.agent.errors import DsagentError
+from dsagent.agent.listening.control import ask
 from dsagent.instrumentation.records import Step
 from dsagent.instrumentation.ring import RingReader, find_rings
 

@@ -12,9 +12,9 @@ import time
 
 import numpy as np
 
+from dsagent.agent.attribution.join import Joiner, Watched
+from dsagent.agent.attribution.pieces import cut
 from dsagent.agent.facts import FACT_DTYPE, Facts, Kind
-from dsagent.agent.join import Joiner, Watched
-from dsagent.agent.pieces import cut
 from dsagent.instrumentation.records import Admission, Phase, Share, Step
 
 STEP_NS = 20_000_000

@@ -186,7 +186,7 @@ def memory() -> dict[str, float]:
     maps and programs), in bytes."""
     script = """
 import json, os, pathlib, time
-from dsagent.agent import procfs
+from dsagent.agent.host import procfs
 from dsagent.agent.facts import Target
 from dsagent.agent.sources.kernel import KernelSource
 source = KernelSource(Target(os.getppid(), 0, 0, "bench", (), "reference"), {})

@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fixtures"))
 from made import ANCHOR, MS, S, record, step
 from otlp_load import hanging_back_end, resident_bytes, seconds_of_load
 
-from dsagent.agent.catalog import MODEL, REQUEST_CAUSE, TIME_TO_FIRST_TOKEN
-from dsagent.agent.series import Store
+from dsagent.agent.metrics.catalog import MODEL, REQUEST_CAUSE, TIME_TO_FIRST_TOKEN
+from dsagent.agent.metrics.series import Store
 from dsagent.agent.sinks.base import Sink
 from dsagent.agent.sinks.openmetrics import render
 from dsagent.agent.sinks.otlp import OtlpSink

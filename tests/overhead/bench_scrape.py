@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fixtures"))
 from made import account, batch
 from otlp_load import seconds_of_load
 
-from dsagent.agent.account import CAUSES, Part
+from dsagent.agent.attribution.account import CAUSES, Part
 from dsagent.agent.sinks.base import Explained
 from dsagent.agent.sinks.prometheus import PrometheusSink
 from dsagent.agent.slo import Limits

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "live" / "shell"))
 from shell_lab import Agent, Child, Engine
 from sidecar_lab import Lab
 
-from dsagent.agent import procfs
+from dsagent.agent.host import procfs
 
 SPAN_S = 15.0
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "sidecar.md"

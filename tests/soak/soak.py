@@ -43,8 +43,8 @@ from soak_faults import Deck, Scene  # noqa: E402
 from soak_pod import Laps, Pod, Server, alone, own_ports  # noqa: E402
 from soak_sums import Books, Bound, Found, Row, at_most, flat, reconcile  # noqa: E402
 
-from dsagent.agent import control  # noqa: E402
 from dsagent.agent.errors import USAGE, DsagentError  # noqa: E402
+from dsagent.agent.listening import control  # noqa: E402
 
 PORTS = own_ports()
 CLIENTS = 2  # of each engine

@@ -43,7 +43,7 @@ from sidecar_lab import until  # noqa: E402
 from soak_crowd import Asked, Crowd, Manner, ask  # noqa: E402
 from soak_pod import Pod, Server, alone, own_ports  # noqa: E402
 
-from dsagent.agent.cardinality import MAX_SERIES, estimate  # noqa: E402
+from dsagent.agent.metrics.cardinality import MAX_SERIES, estimate  # noqa: E402
 
 PORTS = own_ports()
 ROLLING_RESTARTS = 3

@@ -21,7 +21,13 @@ ALLOWED = {
     "agent": ("agent", "instrumentation"),
     "dashboards": (
         "dashboards",
-        *("agent.catalog", "agent.metric", "agent.remedies", "agent.slo", "agent.slo_metrics"),
+        *(
+            "agent.metrics.catalog",
+            "agent.metrics.metric",
+            "agent.screens.remedies",
+            "agent.slo",
+            "agent.metrics.slo_metrics",
+        ),
         "instrumentation.names",
     ),
 }
@@ -47,7 +53,7 @@ LAZY_IN_AGENT = (
     "dsagent.instrumentation.sdk",
 )
 # These, and whatever says of itself that it is pure.
-PURE = ("agent.join", "agent.model", "agent.attribute")
+PURE = ("agent.attribution.join", "agent.attribution.model", "agent.attribution.attribute")
 SAYS_PURE = re.compile(r"\bPure\b|\(pure\)")
 IMPURE = (  # not datetime: who is given a time may write it as text
     *("asyncio", "io", "mmap", "os", "pathlib", "random", "socket", "subprocess"),
@@ -233,15 +239,15 @@ GOOD = {
     "instrumentation/vllm.py": "def go():\n    import vllm.plugins\n",
     "instrumentation/reference.py": "from dsagent.engine.observe import StepObserver\n",
     "agent/__init__.py": "",
-    "agent/catalog.py": "import numpy\n",
-    "agent/join.py": "import numpy\nfrom dsagent.agent.facts import Facts\n",
+    "agent/metrics/catalog.py": "import numpy\n",
+    "agent/attribution/join.py": "import numpy\nfrom dsagent.agent.facts import Facts\n",
     "agent/facts.py": "import os\nfrom dsagent.instrumentation.names import X\n",
     "agent/commands/sql.py": "def go():\n    import duckdb\n    import grpc\n",
     "agent/sources/steps.py": "from dsagent.agent.facts import Source\nfrom ..facts import Facts\n",
     "agent/sinks/otlp.py": "import opentelemetry.proto.trace\n",
-    "dashboards/board.py": "from dsagent.agent import catalog\n"
+    "dashboards/board.py": "from dsagent.agent.metrics import catalog\n"
     "from dsagent.instrumentation.names import X\n",
-    "tests/test_a.py": "import dsagent.agent.catalog\n",
+    "tests/test_a.py": "import dsagent.agent.metrics.catalog\n",
 }
 
 
@@ -282,11 +288,19 @@ GOOD = {
         ),
         ("agent/sources/x.py", "from dsagent.agent.sinks import base", "nothing of each other"),
         ("agent/sinks/x.py", "from ..sources.steps import S", "nothing of each other"),
-        ("agent/join.py", "import time", "no I/O and no clock"),
-        ("agent/model.py", "def f():\n    from pathlib import Path", "no I/O and no clock"),
+        ("agent/attribution/join.py", "import time", "no I/O and no clock"),
+        (
+            "agent/attribution/model.py",
+            "def f():\n    from pathlib import Path",
+            "no I/O and no clock",
+        ),
         ("agent/x.py", '"""Sums. Pure."""\nimport os', "no I/O and no clock"),
         ("agent/x.py", '"""Sums (pure)."""\ndef f():\n    import time', "no I/O and no clock"),
-        ("agent/facts.py", "from dsagent.agent.join import j", "a cycle: agent.facts → agent.join"),
+        (
+            "agent/facts.py",
+            "from dsagent.agent.attribution.join import j",
+            "a cycle: agent.attribution.join → agent.facts",
+        ),
     ],
 )
 def test_each_breach_is_found(tmp_path: Path, file: str, text: str, expected: str) -> None:

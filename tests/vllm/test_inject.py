@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 from vllm_lab import ENVIRONMENT, MODELS, SERVED_AS, VLLM, Server, one_server_at_a_time
 
-from dsagent.agent import procfs
+from dsagent.agent.host import procfs
 from dsagent.agent.inject.injection import run_inside
 from dsagent.agent.inject.memory import mappings
 

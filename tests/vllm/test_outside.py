@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "live"))
 from kernel_lab import require_kernel_source
 from watching import Watching
 
-from dsagent.agent.server_target import find_target
+from dsagent.agent.host.server_target import find_target
 from dsagent.agent.sources.outside import source
 from dsagent.instrumentation.records import Step
 

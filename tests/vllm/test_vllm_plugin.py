@@ -7,7 +7,7 @@ from typing import Any
 
 from watched import Watched, at_once
 
-from dsagent.agent.target import resolve
+from dsagent.agent.host.target import resolve
 from dsagent.instrumentation.records import Admission, Phase, RequestRecord
 from dsagent.instrumentation.ring import Role
 

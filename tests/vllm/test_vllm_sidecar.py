@@ -24,7 +24,8 @@ import yaml
 from vllm_lab import ROOT, SERVED_AS, VLLM, Server, free_port, one_server_at_a_time, site_packages
 from vllm_pod import PodSidecar, inside, require_namespaces
 
-from dsagent.agent import ports, procfs
+from dsagent.agent.host import procfs
+from dsagent.agent.listening import ports
 
 PATIENCE_S = 120.0  # for what must happen; only a failure ever waits so long
 RECEIVER = ports.on_loopback(ports.OTLP_HTTP)  # of the pod

@@ -18,7 +18,7 @@ import pytest
 from shell_lab import COMMAND, PATIENCE_S
 from sidecar_lab import Sidecar
 
-from dsagent.agent import procfs
+from dsagent.agent.host import procfs
 
 # The first process: it starts the sidecar, and reaps what nobody else does, as the pause container.
 FIRST = """

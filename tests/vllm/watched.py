@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm_lab import SERVED_AS, Server
 
-from dsagent.agent import procfs
+from dsagent.agent.host import procfs
 from dsagent.instrumentation.records import RankStep, RequestOpen, RequestRecord, Share, Step
 from dsagent.instrumentation.ring import Record, RingReader, Role, find_rings
 from dsagent.instrumentation.tally import Tally

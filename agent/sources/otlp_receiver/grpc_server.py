@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from dsagent.agent.errors import DsagentError
-from dsagent.agent.listening import Guard
+from dsagent.agent.listening.admission import Guard
 from dsagent.agent.sources.otlp_receiver.inbox import MAX_BODY_BYTES, Inbox, Verdict
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Final
 
 from dsagent.agent.errors import DsagentError
-from dsagent.agent.guard import reason_of
-from dsagent.agent.listening import Guard
+from dsagent.agent.listening.admission import Guard
+from dsagent.agent.session.guard import reason_of
 from dsagent.agent.sources.otlp_receiver.http_head import (
     MAX_HEAD_BYTES,
     Head,

@@ -8,8 +8,8 @@ import time
 
 from dsagent.agent.errors import USAGE, DsagentError
 from dsagent.agent.facts import Readings, Sample, SourceStatus
-from dsagent.agent.listening import Guard
-from dsagent.agent.procfs import escape
+from dsagent.agent.host.procfs import escape
+from dsagent.agent.listening.admission import Guard
 from dsagent.agent.sources.otlp_receiver.http_server import HttpServer
 from dsagent.agent.sources.otlp_receiver.inbox import Inbox
 

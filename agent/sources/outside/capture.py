@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsagent.agent import privileges
 from dsagent.agent.errors import SourceUnavailable
+from dsagent.agent.host import privileges
 from dsagent.agent.probes import OUTSIDE_OBJECTS
 from dsagent.agent.sources.bpf.libbpf import BpfObject, Library
 from dsagent.agent.sources.outside.mapped import Mapped

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dsagent.agent.facts import Readings
-from dsagent.agent.procfs import escape
+from dsagent.agent.host.procfs import escape
 from dsagent.agent.sources.outside.exchanges import Exchange, Heard
 from dsagent.agent.sources.outside.steps import Life, Mark, Steps
 from dsagent.instrumentation.context import TraceContext, request_context

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsagent.agent.procfs import PROC
+from dsagent.agent.host.procfs import PROC
 
 _OPENAT2 = 437  # include/uapi/asm-generic/unistd.h, the same number everywhere
 # include/uapi/linux/openat2.h

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsagent.agent import procfs
-from dsagent.agent.procfs import PROC, ProcessGone
+from dsagent.agent.host import procfs
+from dsagent.agent.host.procfs import PROC, ProcessGone
 from dsagent.agent.sources.outside.capture import Place
 from dsagent.agent.sources.outside.elf import BadElf, Library
 from dsagent.agent.sources.outside.mapped import Mapped

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dsagent.agent import procfs
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import Event, Readings, SourceState, SourceStatus, Target
+from dsagent.agent.host import procfs
 from dsagent.agent.sources.kernel import check
 from dsagent.agent.sources.outside.capture import Capture
 from dsagent.agent.sources.outside.exchanges import Exchanges, Heard, Kind, Moved
@@ -202,7 +202,7 @@ class OutsideSource:
             self._mark()
 
     def counted(self) -> Mapping[str, float] | None:
-        """What has been seen so far, by agent/served.py's keys; None while it may yet change."""
+        """What has been seen so far, by metrics/served.py's keys; None while it may yet change."""
         if not self._lives.at_rest:
             return None
         totals = self._lives.totals

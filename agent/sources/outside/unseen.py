@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from dsagent.agent import fdinfo, procfs
-from dsagent.agent.procfs import PROC, ProcessGone
+from dsagent.agent.host import fdinfo, procfs
+from dsagent.agent.host.procfs import PROC, ProcessGone
 
 MOST_FDS = 65_536
 _IO_URING = "anon_inode:[io_uring]"

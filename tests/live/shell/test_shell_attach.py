@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from shell_lab import Agent, Engine, add_up, asked, dsagent
 
-from dsagent.agent import control
+from dsagent.agent.listening import control
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"00-{TRACE}-00f067aa0ba902b7-01"

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import pytest
 from shell_lab import Agent, Engine, dsagent
 
-from dsagent.agent import procfs
-from dsagent.agent.engines_here import engines_here
 from dsagent.agent.errors import CANNOT_ATTACH, DsagentError
-from dsagent.agent.session import Session
+from dsagent.agent.host import procfs
+from dsagent.agent.host.engines_here import engines_here
+from dsagent.agent.host.target import resolve
+from dsagent.agent.session.loop import Session
 from dsagent.agent.sidecar.scanner import Scanner
-from dsagent.agent.target import resolve
 from dsagent.instrumentation import layout
 
 RING_HOLDER = """

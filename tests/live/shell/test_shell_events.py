@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from shell_lab import Engine
 
-from dsagent.agent.account import Account
-from dsagent.agent.accountant import Accountant
+from dsagent.agent.attribution.account import Account
+from dsagent.agent.attribution.accountant import Accountant
 from dsagent.agent.facts import Event
-from dsagent.agent.session import Session
+from dsagent.agent.host.target import resolve
+from dsagent.agent.session.loop import Session
 from dsagent.agent.sinks.base import Explained, SinkStatus
 from dsagent.agent.sources import stall
 from dsagent.agent.sources.proc import ProcSource
-from dsagent.agent.target import resolve
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def test_serve_refuses_in_one_line() -> None:
 
 
 def children_of(pid: int) -> set[int]:
-    from dsagent.agent import procfs
+    from dsagent.agent.host import procfs
 
     return set(procfs.descendants(pid, procfs.parents()))
 

@@ -51,7 +51,7 @@ def test_a_demo_whose_engine_starts(number: signal.Signals) -> None:
 # The second signal comes while the first is still being obeyed, or when all is done.
 TWICE = """
 import os, signal, sys
-from dsagent.agent.terminal import stopping_on_signals
+from dsagent.agent.screens.terminal import stopping_on_signals
 number = int(sys.argv[1])
 stopped = []
 with stopping_on_signals(lambda: stopped.append(1)):

@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 from shell_lab import Engine
 
-from dsagent.agent import budget, overhead
-from dsagent.agent import session as session_module
-from dsagent.agent.account import Account
 from dsagent.agent.again import attribute_again
+from dsagent.agent.attribution.account import Account
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import Event, SourceStatus
-from dsagent.agent.feeds import Feeds
-from dsagent.agent.session import Session
+from dsagent.agent.host.target import resolve
+from dsagent.agent.session import budget, overhead
+from dsagent.agent.session import loop as session_module
+from dsagent.agent.session.feeds import Feeds
+from dsagent.agent.session.loop import Session
 from dsagent.agent.sinks.base import Explained, Sink, SinkStatus
 from dsagent.agent.sinks.recording import RecordingSink
 from dsagent.agent.sources.kernel import check
-from dsagent.agent.target import resolve
 
 pytestmark = pytest.mark.ebpf
 

@@ -11,10 +11,10 @@ from account_facts import facts as make_facts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsagent.agent.account import CAUSES, Account
-from dsagent.agent.accountant import Accountant
+from dsagent.agent.attribution.account import CAUSES, Account
+from dsagent.agent.attribution.accountant import Accountant
+from dsagent.agent.attribution.model import shape
 from dsagent.agent.facts import Kind, Readings
-from dsagent.agent.model import shape
 from dsagent.instrumentation.records import (
     Admission,
     Phase,

@@ -12,9 +12,9 @@ from account_facts import facts as make_facts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsagent.agent import accountant as accountant_module
-from dsagent.agent.account import CAUSES, Account
-from dsagent.agent.accountant import Accountant
+from dsagent.agent.attribution import accountant as accountant_module
+from dsagent.agent.attribution.account import CAUSES, Account
+from dsagent.agent.attribution.accountant import Accountant
 from dsagent.agent.facts import Facts, Kind, Readings
 from dsagent.agent.sources.plausible import plausible
 from dsagent.instrumentation.records import Admission, Phase, RequestOpen, Share, Step

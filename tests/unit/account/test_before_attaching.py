@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from made import step
 
-from dsagent.agent.accountant import Accountant
+from dsagent.agent.attribution.accountant import Accountant
 from dsagent.agent.facts import Readings
 
 MS = 1_000_000

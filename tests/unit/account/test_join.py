@@ -7,13 +7,13 @@ from account_facts import fact, facts, share, step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsagent.agent import pieces
-from dsagent.agent.capacity import blame_by_capacity, occupied
-from dsagent.agent.fact_store import FactIndex, FactRows
+from dsagent.agent.attribution import pieces
+from dsagent.agent.attribution.capacity import blame_by_capacity, occupied
+from dsagent.agent.attribution.fact_store import FactIndex, FactRows
+from dsagent.agent.attribution.join import Joiner, Watched
+from dsagent.agent.attribution.model import Price
+from dsagent.agent.attribution.pieces import Piece, cut, split
 from dsagent.agent.facts import Facts, Kind
-from dsagent.agent.join import Joiner, Watched
-from dsagent.agent.model import Price
-from dsagent.agent.pieces import Piece, cut, split
 
 
 def join_piece(piece: Piece, found: Facts, watched: Watched) -> Piece:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from account_facts import share
 
-from dsagent.agent.model import CleanStepModel, Shape, nonnegative_least_squares
+from dsagent.agent.attribution.model import CleanStepModel, Shape, nonnegative_least_squares
 from dsagent.instrumentation.records import Phase
 
 MS = 1_000_000

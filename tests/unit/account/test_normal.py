@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from dsagent.agent.attribution.model import CleanStepModel, Shape
+from dsagent.agent.attribution.normal import Normal, compare, from_json, is_as_good
 from dsagent.agent.facts import Target
-from dsagent.agent.model import CleanStepModel, Shape
-from dsagent.agent.normal import Normal, compare, from_json, is_as_good
-from dsagent.agent.normal_keeper import FILE, NormalKeeper, ranges, setting_of
+from dsagent.agent.session.normal_keeper import FILE, NormalKeeper, ranges, setting_of
 
 S = 1_000_000_000
 TARGET = Target(os.getpid(), 1, 0, "python", (), "reference")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from account_facts import record
 
-from dsagent.agent.account import Account, Part
-from dsagent.agent.norms import ENOUGH, Norms
+from dsagent.agent.attribution.account import Account, Part
+from dsagent.agent.attribution.norms import ENOUGH, Norms
 
 MS = 1_000_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dsagent.agent.accountant import Accountant, _so_far
+from dsagent.agent.attribution.accountant import Accountant, _so_far
 from dsagent.instrumentation.records import RequestOpen, RequestRecord
 
 S = 1_000_000_000

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from account_facts import fact, facts, record, share, step
 
-from dsagent.agent.account import Account
-from dsagent.agent.accountant import Accountant
+from dsagent.agent.attribution.account import Account
+from dsagent.agent.attribution.accountant import Accountant
+from dsagent.agent.attribution.join import Joiner, Watched, gang_shares
+from dsagent.agent.attribution.pieces import cut
 from dsagent.agent.facts import Kind, Readings
-from dsagent.agent.join import Joiner, Watched, gang_shares
-from dsagent.agent.pieces import cut
 from dsagent.instrumentation.records import RankStep, RequestRecord, Step
 
 MS = 1_000_000

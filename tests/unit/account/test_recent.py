@@ -8,7 +8,7 @@ import statistics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsagent.agent.recent import Recent
+from dsagent.agent.attribution.recent import Recent
 
 
 @given(st.lists(st.floats(allow_nan=False), min_size=1, max_size=40))

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsagent.agent.pieces import split
-from dsagent.agent.runs import split_each
+from dsagent.agent.attribution.pieces import split
+from dsagent.agent.attribution.runs import split_each
 
 weights = st.integers(0, 10**9)
 

@@ -10,9 +10,9 @@ from types import MappingProxyType
 import pytest
 from made import ANCHOR, TARGET, step
 
-from dsagent.agent.account import Account
-from dsagent.agent.accountant import Accountant
 from dsagent.agent.again import attribute_again
+from dsagent.agent.attribution.account import Account
+from dsagent.agent.attribution.accountant import Accountant
 from dsagent.agent.errors import DsagentError
 from dsagent.agent.sinks.base import Explained
 from dsagent.agent.sinks.history import read_runs

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dsagent.agent.account import Account, Part
+from dsagent.agent.attribution.account import Account, Part
 from dsagent.instrumentation.records import RequestRecord
 
 from baseline import Facts  # isort: skip  # of the laboratory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsagent.agent.runs import Runs
+from dsagent.agent.attribution.runs import Runs
 
 from replay import attributed, recorded  # isort: skip  # of the laboratory
 

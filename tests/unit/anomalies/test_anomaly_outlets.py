@@ -12,11 +12,11 @@ import pytest
 from made import ANCHOR, MS, S
 from rich.console import Console
 
-from dsagent.agent import render
 from dsagent.agent.anomalies.finding import Finding
 from dsagent.agent.anomalies.make import make_watch
 from dsagent.agent.errors import DsagentError
-from dsagent.agent.log_lines import INFO, TRACE_IDS, WARN, LogLines
+from dsagent.agent.screens import render
+from dsagent.agent.session.log_lines import INFO, TRACE_IDS, WARN, LogLines
 from dsagent.agent.sinks.rows import event_row
 from dsagent.instrumentation import names
 
@@ -93,7 +93,8 @@ def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.Monk
 
 def test_an_agent_that_does_not_watch_does_not_load_the_library() -> None:
     looks = (
-        "import sys, dsagent.agent.commands.attach, dsagent.agent.session, dsagent.agent.outlets; "
+        "import sys, dsagent.agent.commands.attach; "
+        "import dsagent.agent.session.loop, dsagent.agent.session.outlets; "
         "sys.exit('river' in sys.modules or 'scipy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", looks], check=False).returncode == 0

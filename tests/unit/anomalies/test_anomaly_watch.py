@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from made import MS, S, account, step
 
-from dsagent.agent.account import Part
 from dsagent.agent.anomalies.detector import MAX_SETTINGS, Detector
 from dsagent.agent.anomalies.episodes import REST_NS, USUAL_NS
 from dsagent.agent.anomalies.features import (
@@ -23,6 +22,7 @@ from dsagent.agent.anomalies.features import (
     of_step,
 )
 from dsagent.agent.anomalies.watch import KEPT_FINDINGS, MAX_TRACES, AnomalyWatch
+from dsagent.agent.attribution.account import Part
 from dsagent.agent.facts import Event
 from dsagent.instrumentation import names
 from dsagent.instrumentation.records import RequestOpen, Step, request_key

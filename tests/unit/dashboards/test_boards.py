@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from made import series_names
 
-from dsagent.agent.catalog import CATALOGUE
+from dsagent.agent.metrics.catalog import CATALOGUE
 from dsagent.dashboards.generate import GENERATED, generated
 
 BOARDS = {name: json.loads(text) for name, text in generated().items()}

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from made import MS, account, batch, step
 
-from dsagent.agent import catalog
-from dsagent.agent.aggregate import Aggregate
 from dsagent.agent.facts import Event, Sample, SourceStatus
-from dsagent.agent.sampling import Sampler
-from dsagent.agent.series import Family, NumberPoint
+from dsagent.agent.metrics import catalog
+from dsagent.agent.metrics.aggregate import Aggregate
+from dsagent.agent.metrics.series import Family, NumberPoint
+from dsagent.agent.session.sampling import Sampler
 from dsagent.agent.sinks.base import SinkStatus
 from dsagent.agent.sinks.openmetrics import render
 from dsagent.agent.slo import Limits

@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 from made import account, batch
 
-from dsagent.agent.aggregate import Aggregate
-from dsagent.agent.sampling import Sampler
+from dsagent.agent.metrics.aggregate import Aggregate
+from dsagent.agent.session.sampling import Sampler
 from dsagent.agent.sinks.openmetrics import render
 from dsagent.agent.slo import Limits
 from dsagent.dashboards.generate import GENERATED, generated

@@ -15,9 +15,9 @@ import yaml
 from made import account
 from rendering import ROOT
 
-from dsagent.agent import ports
-from dsagent.agent.account import CAUSES
-from dsagent.agent.sampling import Sampler
+from dsagent.agent.attribution.account import CAUSES
+from dsagent.agent.listening import ports
+from dsagent.agent.session.sampling import Sampler
 from dsagent.dashboards import rules
 from dsagent.instrumentation import names
 

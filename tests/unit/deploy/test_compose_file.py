@@ -14,8 +14,9 @@ from compose_spec import PyCompose
 from rendering import ROOT, agent_of, containers, documents, one, pod_spec
 from shipped_settings import read
 
-from dsagent.agent import ports, settings
-from dsagent.agent.listening import Guard, ListenOptions
+from dsagent.agent import settings
+from dsagent.agent.listening import ports
+from dsagent.agent.listening.admission import Guard, ListenOptions
 
 FILE = ROOT / "deploy" / "compose" / "compose.yaml"
 TEXT = FILE.read_text()

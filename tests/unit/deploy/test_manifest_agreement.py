@@ -27,10 +27,11 @@ from rendering import (
     pods_with_agent,
 )
 
-from dsagent.agent import ports, settings
+from dsagent.agent import settings
 from dsagent.agent.app import COMMANDS
 from dsagent.agent.errors import DsagentError
-from dsagent.agent.listening import Guard, ListenOptions
+from dsagent.agent.listening import ports
+from dsagent.agent.listening.admission import Guard, ListenOptions
 from dsagent.agent.resource import resource_overrides
 from dsagent.agent.sidecar.listener import Health, Listener
 from dsagent.agent.sinks.recording import SEGMENT_BYTES

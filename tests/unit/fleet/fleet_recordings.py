@@ -8,7 +8,7 @@ from pathlib import Path
 
 from made import ANCHOR, S, account, batch, step
 
-from dsagent.agent.account import Account, Part
+from dsagent.agent.attribution.account import Account, Part
 from dsagent.agent.facts import Event
 from dsagent.agent.sinks.recording import RecordingSink
 

@@ -10,7 +10,7 @@ from made import TARGET
 from dsagent.agent.clear_links import clear_links
 from dsagent.agent.errors import DsagentError
 from dsagent.agent.fleet.store import open_store
-from dsagent.agent.outlets import Judged, OutletOptions, remarks
+from dsagent.agent.session.outlets import Judged, OutletOptions, remarks
 
 
 def test_once_a_host() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dsagent.agent.cardinality import estimate
 from dsagent.agent.errors import USAGE, DsagentError
 from dsagent.agent.fleet.measured import Measured, expected_line, load_measured, parse_measured
 from dsagent.agent.fleet.size import Fleet, figure, size
+from dsagent.agent.metrics.cardinality import estimate
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "fleet.md"
 ROUND = replace(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dsagent.agent import doctor
-from dsagent.agent.doctor import Check, Places, run_checks
+from dsagent.agent.checks import doctor
+from dsagent.agent.checks.doctor import Check, Places, run_checks
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.sources.kernel import check as check_kernel_source
 

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from dsagent.agent.errors import USAGE, DsagentError
-from dsagent.agent.listening import Guard, ListenOptions, is_loopback, make_guard, refuse_shared
+from dsagent.agent.listening.admission import (
+    Guard,
+    ListenOptions,
+    is_loopback,
+    make_guard,
+    refuse_shared,
+)
 
 TOKEN = "canary-0123456789abcdef"
 OTHER = "other-0123456789abcdef"

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made import until
 
-from dsagent.agent import control
 from dsagent.agent.errors import DsagentError
-from dsagent.agent.listening import Guard
-from dsagent.agent.pages import TEXT, Page, PageServer
+from dsagent.agent.listening import control
+from dsagent.agent.listening.admission import Guard
+from dsagent.agent.listening.pages import TEXT, Page, PageServer
 
 PIECES = st.binary(max_size=60) | st.sampled_from(
     [
@@ -91,7 +91,7 @@ def test_without_descriptors_it_waits_instead_of_spinning(
         sleep(0)
 
     monkeypatch.setattr(socketserver.TCPServer, "get_request", refuse)
-    monkeypatch.setattr("dsagent.agent.pages.time.sleep", noted)
+    monkeypatch.setattr("dsagent.agent.listening.pages.time.sleep", noted)
     assert status(server) == 200
     assert min(slept[:3]) > 0.01
 
@@ -101,7 +101,7 @@ def test_the_control_socket_waits_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with selectors.DefaultSelector() as selector:
         server = control.ControlServer(1_999_999_999, selector, dict)
         try:
-            monkeypatch.setattr("dsagent.agent.control.time.sleep", slept.append)
+            monkeypatch.setattr("dsagent.agent.listening.control.time.sleep", slept.append)
             with pytest.MonkeyPatch.context() as patch:
 
                 def refuse(_socket: object) -> None:

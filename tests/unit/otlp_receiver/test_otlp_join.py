@@ -10,8 +10,8 @@ from made import ANCHOR, MS, TARGET, S, account, batch, step
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
 
-from dsagent.agent.account import Account
-from dsagent.agent.engine_spans import (
+from dsagent.agent.attribution.account import Account
+from dsagent.agent.attribution.engine_spans import (
     HOLD_NS,
     KEEP_SPAN_NS,
     MOST_ALIKE,
@@ -19,7 +19,7 @@ from dsagent.agent.engine_spans import (
     EngineSpans,
 )
 from dsagent.agent.facts import EngineSpan
-from dsagent.agent.ledger import Ledger
+from dsagent.agent.session.ledger import Ledger
 from dsagent.agent.sinks.held_steps import HOLD_NS as STEPS_HOLD_NS
 from dsagent.agent.sinks.otlp import OtlpSink
 from dsagent.agent.sinks.otlp_config import otlp_config

@@ -19,7 +19,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
 from dsagent.agent.errors import DsagentError
-from dsagent.agent.listening import Guard
+from dsagent.agent.listening.admission import Guard
 from dsagent.agent.sources.otlp_receiver.http_head import RefusedError, parse_head
 from dsagent.agent.sources.otlp_receiver.http_server import MAX_CONNECTIONS, HttpServer
 from dsagent.agent.sources.otlp_receiver.inbox import MAX_BODY_BYTES, MAX_PLAIN_BYTES, Inbox

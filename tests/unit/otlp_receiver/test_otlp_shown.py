@@ -7,8 +7,8 @@ from typing import Any
 
 from made import MS, account
 
-from dsagent.agent import render
-from dsagent.agent.account import EngineSpanFigure, JoinedEngineSpan
+from dsagent.agent.attribution.account import EngineSpanFigure, JoinedEngineSpan
+from dsagent.agent.screens import render
 
 
 def page(*figures: EngineSpanFigure) -> str:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from dsagent.agent import sockets
 from dsagent.agent.errors import DsagentError
-from dsagent.agent.server_target import find_target, resolve_server
+from dsagent.agent.host import sockets
+from dsagent.agent.host.server_target import find_target, resolve_server
 
 _PARENT = """
 import socket, subprocess, sys

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dsagent.agent.accountant import Accountant
+from dsagent.agent.attribution.accountant import Accountant
 from dsagent.agent.facts import Readings
 from dsagent.agent.sources.outside.exchanges import Exchange, Heard
 from dsagent.agent.sources.outside.lives import Lives, MarkedBy

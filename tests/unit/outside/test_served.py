@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsagent.agent.exposition import Scraped, parse
-from dsagent.agent.served import NAMES, QUANTITIES, quantities
+from dsagent.agent.metrics.exposition import Scraped, parse
+from dsagent.agent.metrics.served import NAMES, QUANTITIES, quantities
 from dsagent.agent.sources import served
 
 VLLM = """# TYPE vllm:num_requests_running gauge

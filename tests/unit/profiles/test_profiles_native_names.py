@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsagent.agent.procfs import ProcessGone
+from dsagent.agent.host.procfs import ProcessGone
 from dsagent.agent.profiles import native_names
 from dsagent.agent.profiles.native_names import UNKNOWN, NativeNames, readable
 

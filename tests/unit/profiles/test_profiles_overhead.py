@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from dsagent.agent.overhead import WINDOW_NS, OverheadMeter
+from dsagent.agent.session.overhead import WINDOW_NS, OverheadMeter
 
 CPU_S = 0.3
 BURN = f"import time\nwhile time.process_time() < {CPU_S}: pass"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsagent.agent.account import Account, Culprit, DelayedBy, Evidence, Part
+from dsagent.agent.attribution.account import Account, Culprit, DelayedBy, Evidence, Part
 from dsagent.instrumentation.records import RequestRecord, request_key
 
 MS = 1_000_000

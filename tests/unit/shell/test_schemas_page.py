@@ -8,7 +8,7 @@ from pathlib import Path
 import made_status
 import shell_accounts
 
-from dsagent.agent.ledger import Ledger
+from dsagent.agent.session.ledger import Ledger
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "schemas.md").read_text()
 

@@ -8,10 +8,10 @@ from typer import BadParameter
 from dsagent.agent.app import _message
 from dsagent.agent.errors import USAGE, DsagentError
 from dsagent.agent.fleet.store import open_store
-from dsagent.agent.remedies import REMEDIES
-from dsagent.agent.render import page_of
-from dsagent.agent.render_checks import probes
-from dsagent.agent.wording import remedy, remedy_of_all
+from dsagent.agent.screens.remedies import REMEDIES
+from dsagent.agent.screens.render import page_of
+from dsagent.agent.screens.render_checks import probes
+from dsagent.agent.screens.wording import remedy, remedy_of_all
 
 
 def part(cause: str, ns: int) -> dict[str, object]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dsagent.agent.budget import CALM_WINDOWS, CALM_WINDOWS_MAX, Action, Budget, Level
-from dsagent.agent.overhead import Window
+from dsagent.agent.session.budget import CALM_WINDOWS, CALM_WINDOWS_MAX, Action, Budget, Level
+from dsagent.agent.session.overhead import Window
 
 MAX = 0.01
 # What the programs of each level take for each switch a second.

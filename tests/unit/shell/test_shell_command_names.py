@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsagent.agent.command_names import MAX_CHARS, command_name, named_by_script, shown
+from dsagent.agent.host.command_names import MAX_CHARS, command_name, named_by_script, shown
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from dsagent.agent import control
-from dsagent.agent.control import ControlServer, Unreachable
 from dsagent.agent.errors import CANNOT_ATTACH, USAGE, DsagentError
+from dsagent.agent.listening import control
+from dsagent.agent.listening.control import ControlServer, Unreachable
 
 PID = 3_900_000_000 + os.getpid()  # no pid is that large: no agent of this machine is in the way
 
@@ -289,7 +289,7 @@ def test_choosing_among_the_running(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 IN_ANOTHER_NAMESPACE = """
 import selectors, sys
-from dsagent.agent import control
+from dsagent.agent.listening import control
 try:
     control.ControlServer(int(sys.argv[1]), selectors.DefaultSelector(), dict)
 except control.TakenElsewhere as error:

@@ -6,8 +6,8 @@ import pytest
 
 from dsagent.agent.errors import DsagentError, SourceUnavailable
 from dsagent.agent.facts import ClockAnchor, Readings, SourceStatus, Target
-from dsagent.agent.feeds import Feed
-from dsagent.agent.outlets import Outlets
+from dsagent.agent.session.feeds import Feed
+from dsagent.agent.session.outlets import Outlets
 from dsagent.agent.sinks.base import Explained, SinkStatus
 
 BATCH = Explained(Target(1, 1, 1, "x", (), "reference"), ClockAnchor(0, 0, 1), 0)

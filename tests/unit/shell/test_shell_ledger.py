@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from shell_accounts import MS, account, interfered, record
 
-from dsagent.agent import ledger as ledgers
-from dsagent.agent.account import Account, Part
+from dsagent.agent.attribution.account import Account, Part
 from dsagent.agent.errors import USAGE, DsagentError
-from dsagent.agent.ledger import By, Ledger, parse_duration_ns
+from dsagent.agent.session import ledger as ledgers
+from dsagent.agent.session.ledger import By, Ledger, parse_duration_ns
 
 WINDOW = {"now_ns": 1500 * MS, "last_ns": 10_000 * MS}
 

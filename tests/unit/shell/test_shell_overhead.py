@@ -7,9 +7,9 @@ import os
 import numpy as np
 import pytest
 
-from dsagent.agent import overhead
 from dsagent.agent.facts import FACT_DTYPE, Kind
-from dsagent.agent.overhead import WINDOW_NS, OverheadMeter, cpu_overlap_ratio, hooks_ns
+from dsagent.agent.session import overhead
+from dsagent.agent.session.overhead import WINDOW_NS, OverheadMeter, cpu_overlap_ratio, hooks_ns
 
 S = 1_000_000_000
 

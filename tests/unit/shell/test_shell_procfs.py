@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dsagent.agent import procfs
-from dsagent.agent.procfs import ProcessGone
+from dsagent.agent.host import procfs
+from dsagent.agent.host.procfs import ProcessGone
 
 STAT = (
     b"4242 (a) R) (x\n) S 17 4242 4242 0 -1 4194560 7919 0 23 0 331 47 0 0 20 0 9 0 "

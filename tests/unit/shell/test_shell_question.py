@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dsagent.agent.errors import DsagentError
-from dsagent.agent.ledger import KEEP_NS
-from dsagent.agent.question import Question, parse_question
+from dsagent.agent.listening.question import Question, parse_question
+from dsagent.agent.session.ledger import KEEP_NS
 
 
 def test_a_question_and_what_it_means_without_more() -> None:

@@ -15,7 +15,7 @@ import made
 import pytest
 
 from dsagent.agent.facts import Readings, Target
-from dsagent.agent.procfs import read_stat
+from dsagent.agent.host.procfs import read_stat
 from dsagent.agent.sources import open_requests, ring_set, steps
 from dsagent.agent.sources.open_requests import OpenRequests
 from dsagent.agent.sources.plausible import SLACK_NS, plausible
@@ -139,7 +139,7 @@ def test_what_is_never_read_of_a_ring_without_a_writer_is_counted(
 
 
 def find_pids() -> list[int]:
-    from dsagent.agent import procfs
+    from dsagent.agent.host import procfs
 
     return [os.getpid(), *procfs.descendants(os.getpid(), procfs.parents())]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsagent.agent.sink_news import MAX_NOTICES, SinkNews
+from dsagent.agent.session.sink_news import MAX_NOTICES, SinkNews
 from dsagent.agent.sinks.base import SinkStatus
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from dsagent.agent.errors import SourceUnavailable
 from dsagent.agent.facts import Target
-from dsagent.agent.procfs import ProcessGone, read_stat
+from dsagent.agent.host.procfs import ProcessGone, read_stat
 from dsagent.agent.sources import proc as procs
 from dsagent.agent.sources.proc import ProcSource
 from dsagent.agent.sources.steps import DISCOVER_NS, StepsSource
@@ -132,7 +132,7 @@ def test_proc_counts_from_attaching_on() -> None:
 
 
 def test_every_sample_is_in_the_catalogue() -> None:
-    from dsagent.agent.catalog import SAMPLE_METRICS
+    from dsagent.agent.metrics.catalog import SAMPLE_METRICS
 
     source = ProcSource(own_target(), lambda: (os.getpid(),))
     for sample in source.poll(S).samples:

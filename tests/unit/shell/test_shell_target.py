@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsagent.agent import privileges, procfs
-from dsagent.agent import target as targets
 from dsagent.agent.errors import CANNOT_ATTACH, DsagentError
-from dsagent.agent.privileges import Capability
-from dsagent.agent.procfs import ProcessGone
-from dsagent.agent.target import NotAnEngine, Rings, check_alive, is_starting, resolve
+from dsagent.agent.host import privileges, procfs
+from dsagent.agent.host import target as targets
+from dsagent.agent.host.privileges import Capability
+from dsagent.agent.host.procfs import ProcessGone
+from dsagent.agent.host.target import NotAnEngine, Rings, check_alive, is_starting, resolve
 
 # launcher 10 ── shell 11 ── api 20 ── worker 21
 #                               └───── helper 22

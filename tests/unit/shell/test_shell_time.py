@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from dsagent.agent.clock import RENEW_NS, Clock, read_anchor
 from dsagent.agent.facts import ClockAnchor
-from dsagent.agent.ticker import Ticker
+from dsagent.agent.host.clock import RENEW_NS, Clock, read_anchor
+from dsagent.agent.session.ticker import Ticker
 
 MS = 1_000_000
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from dsagent.agent.waker import Waker
+from dsagent.agent.session.waker import Waker
 
 
 def test_it_wakes_a_selector() -> None:

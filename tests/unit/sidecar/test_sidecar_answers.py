@@ -10,8 +10,8 @@ import pytest
 import shell_accounts
 
 from dsagent.agent.errors import DsagentError
-from dsagent.agent.ledger import Ledger
-from dsagent.agent.question import parse_question
+from dsagent.agent.listening.question import parse_question
+from dsagent.agent.session.ledger import Ledger
 from dsagent.agent.sidecar.answers import Answers
 from dsagent.agent.sidecar.books import Books
 from dsagent.agent.sidecar.processes import Key

@@ -12,7 +12,7 @@ import pytest
 
 from dsagent.agent.errors import DsagentError
 from dsagent.agent.facts import Target
-from dsagent.agent.procfs import ProcessGone
+from dsagent.agent.host.procfs import ProcessGone
 from dsagent.agent.sidecar import engines as module
 from dsagent.agent.sidecar.backoff import SECOND_NS
 from dsagent.agent.sidecar.books import Books

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from dsagent.agent.listening import ListenOptions
+from dsagent.agent.listening.admission import ListenOptions
 from dsagent.agent.sidecar.backoff import SECOND_NS
 from dsagent.agent.sidecar.listener import Health, Listener
 

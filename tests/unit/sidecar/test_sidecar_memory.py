@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsagent.agent.procfs import PAGE_BYTES
+from dsagent.agent.host.procfs import PAGE_BYTES
 from dsagent.agent.sidecar.memory import CALM_NS, Pressure, Tidier, Usage, usage
 
 

@@ -6,10 +6,10 @@ import json
 import socket
 from pathlib import Path
 
-from dsagent.agent import catalog, sidecar_metrics
 from dsagent.agent.facts import ClockAnchor, Target
-from dsagent.agent.listening import ListenOptions
-from dsagent.agent.series import Family, NumberPoint
+from dsagent.agent.listening.admission import ListenOptions
+from dsagent.agent.metrics import catalog, sidecar_metrics
+from dsagent.agent.metrics.series import Family, NumberPoint
 from dsagent.agent.sidecar.backoff import SECOND_NS, Backoff
 from dsagent.agent.sidecar.kept import Kept, Retried
 from dsagent.agent.sidecar.listener import Health, Listener, merged

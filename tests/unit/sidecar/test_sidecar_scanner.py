@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dsagent.agent import procfs
+from dsagent.agent.host import procfs
+from dsagent.agent.host.target import Rings
 from dsagent.agent.sidecar.backoff import SECOND_NS
 from dsagent.agent.sidecar.scanner import KNOWN, Found, Scanner
-from dsagent.agent.target import Rings
 
 OWN, S = 900, SECOND_NS
 RINGS = Rings(frozenset({7}))

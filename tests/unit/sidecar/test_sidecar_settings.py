@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from dsagent.agent import app
 from dsagent.agent.errors import DsagentError
-from dsagent.agent.listening import ListenOptions
+from dsagent.agent.listening.admission import ListenOptions
 from dsagent.agent.settings import File
 from dsagent.agent.sidecar.options import SidecarOptions, needing_restart
 from dsagent.agent.sidecar.reader import SettingsReader, parser_of

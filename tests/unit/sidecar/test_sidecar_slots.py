@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import shell_accounts
 
-from dsagent.agent.ledger import Ledger
+from dsagent.agent.session.ledger import Ledger
 from dsagent.agent.sidecar.books import MAX_ENDED, Books
 from dsagent.agent.sidecar.options import AttachOptions
 from dsagent.agent.sidecar.processes import Key

@@ -13,10 +13,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 import dsagent.agent.sidecar.receiver as module
-from dsagent.agent.account import Account
-from dsagent.agent.engine_spans import EngineSpans
+from dsagent.agent.attribution.account import Account
+from dsagent.agent.attribution.engine_spans import EngineSpans
 from dsagent.agent.facts import EngineSpan
-from dsagent.agent.listening import ListenOptions
+from dsagent.agent.listening.admission import ListenOptions
 from dsagent.agent.sidecar.options import SidecarOptions
 from dsagent.agent.sidecar.processes import Key
 from dsagent.agent.sidecar.receiver import Receiver

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dsagent.agent.cardinality import MAX_SERIES, estimate
 from dsagent.agent.fleet.measured import expected_line
-from dsagent.agent.outlets import OutletOptions
+from dsagent.agent.metrics.cardinality import MAX_SERIES, estimate
+from dsagent.agent.session.outlets import OutletOptions
 from dsagent.agent.sidecar.options import AttachOptions, SidecarOptions
 from dsagent.agent.sidecar.weight import weight
 

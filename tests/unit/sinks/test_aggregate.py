@@ -9,13 +9,13 @@ import made
 import pytest
 from made import MS, S, account, batch, series_names, step
 
-from dsagent.agent import catalog
-from dsagent.agent.aggregate import SAMPLE_LIFE_NS, Aggregate
-from dsagent.agent.catalog import CATALOGUE, MAX_LABEL_VALUES, OTHER
 from dsagent.agent.facts import Event, Sample, SourceStatus
-from dsagent.agent.metric import Metric
-from dsagent.agent.sampling import Sampler
-from dsagent.agent.series import Family, HistogramPoint, Store, printable
+from dsagent.agent.metrics import catalog
+from dsagent.agent.metrics.aggregate import SAMPLE_LIFE_NS, Aggregate
+from dsagent.agent.metrics.catalog import CATALOGUE, MAX_LABEL_VALUES, OTHER
+from dsagent.agent.metrics.metric import Metric
+from dsagent.agent.metrics.series import Family, HistogramPoint, Store, printable
+from dsagent.agent.session.sampling import Sampler
 from dsagent.agent.slo import Limit, Limits
 
 

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from dsagent.agent import cardinality, catalog, series
-from dsagent.agent.account import CAUSES
-from dsagent.agent.cardinality import MAX_SERIES, USUAL_VALUES, estimate, series_of
-from dsagent.agent.catalog import CATALOGUE, OTHER
-from dsagent.agent.series import Store
+from dsagent.agent.attribution.account import CAUSES
+from dsagent.agent.metrics import cardinality, catalog, series
+from dsagent.agent.metrics.cardinality import MAX_SERIES, USUAL_VALUES, estimate, series_of
+from dsagent.agent.metrics.catalog import CATALOGUE, OTHER
+from dsagent.agent.metrics.series import Store
 
 # What grows without end: processes, requests, traces, functions of the kernel or the GPU.
 NEVER_LABELS = re.compile(

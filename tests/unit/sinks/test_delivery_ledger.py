@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from made import batch
 from rich.console import Console
 
-from dsagent.agent import render
-from dsagent.agent.aggregate import Aggregate
-from dsagent.agent.sampling import Sampler
+from dsagent.agent.metrics.aggregate import Aggregate
+from dsagent.agent.screens import render
+from dsagent.agent.session.sampling import Sampler
+from dsagent.agent.session.statuses import sink_json
 from dsagent.agent.sinks.base import SinkStatus
 from dsagent.agent.sinks.delivery_ledger import DeliveryLedger, summed
 from dsagent.agent.slo import Limits
-from dsagent.agent.statuses import sink_json
 
 
 def adds_up(status: SinkStatus) -> bool:

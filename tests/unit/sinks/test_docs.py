@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from dsagent.agent.catalog import CATALOGUE
+from dsagent.agent.metrics.catalog import CATALOGUE
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "docs.py"
 

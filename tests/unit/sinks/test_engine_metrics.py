@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dsagent.agent.engine_metrics import ENGINE_METRICS
+from dsagent.agent.metrics.engine_metrics import ENGINE_METRICS
 from dsagent.engine.metrics import EngineMetrics
 
 Spelled = tuple[str, str, str, frozenset[str], tuple[float, ...]]

@@ -11,7 +11,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
 
-from dsagent.agent.exponential import (
+from dsagent.agent.metrics.exponential import (
     MAX_BUCKETS,
     MAX_SCALE,
     MIN_SCALE,

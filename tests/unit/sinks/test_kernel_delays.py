@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from made import MS, batch, step
 
-from dsagent.agent import catalog
-from dsagent.agent.aggregate import Aggregate, size_class
 from dsagent.agent.facts import FACT_DTYPE, Facts, Kind
-from dsagent.agent.kernel_delays import MAX_HELD, KernelDelays
-from dsagent.agent.metric import Metric
-from dsagent.agent.sampling import Sampler
+from dsagent.agent.metrics import catalog
+from dsagent.agent.metrics.aggregate import Aggregate, size_class
+from dsagent.agent.metrics.kernel_delays import MAX_HELD, KernelDelays
+from dsagent.agent.metrics.metric import Metric
+from dsagent.agent.session.sampling import Sampler
 from dsagent.agent.slo import Limits
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from made import S, account
 
 from dsagent.agent.facts import Event
-from dsagent.agent.log_lines import (
+from dsagent.agent.session.log_lines import (
     ERROR,
     FAILED_REQUEST,
     INFO,
@@ -18,7 +18,7 @@ from dsagent.agent.log_lines import (
     WARN,
     LogLines,
 )
-from dsagent.agent.sampling import Decision
+from dsagent.agent.session.sampling import Decision
 from dsagent.agent.slo.alert import Alert
 from dsagent.agent.slo.causes import Explanation
 from dsagent.instrumentation.records import RequestOpen

@@ -9,7 +9,7 @@ from made import account, batch
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from dsagent.agent.errors import DsagentError
-from dsagent.agent.outlets import Judged, OutletOptions, make_sinks
+from dsagent.agent.session.outlets import Judged, OutletOptions, make_sinks
 from dsagent.agent.settings import parse_percent
 from dsagent.agent.sinks.otlp import OtlpSink
 

@@ -13,10 +13,10 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
-from dsagent.agent.catalog import CATALOGUE
 from dsagent.agent.errors import DsagentError
 from dsagent.agent.facts import SourceStatus
-from dsagent.agent.pages import MAX_CONNECTIONS
+from dsagent.agent.listening.pages import MAX_CONNECTIONS
+from dsagent.agent.metrics.catalog import CATALOGUE
 from dsagent.agent.sinks.base import SinkStatus
 from dsagent.agent.sinks.prometheus import PrometheusSink
 from dsagent.agent.slo import Limits

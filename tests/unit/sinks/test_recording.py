@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from made import MS, S, account, batch, step, until
 
-from dsagent.agent.account import Account, Culprit, Part
+from dsagent.agent.attribution.account import Account, Culprit, Part
 from dsagent.agent.errors import USAGE, DsagentError
 from dsagent.agent.facts import FACT_DTYPE, Event, Kind, Sample, SourceStatus
 from dsagent.agent.sinks.base import SinkStatus

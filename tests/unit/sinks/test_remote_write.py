@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsagent.agent.catalog import MODEL, TIME_TO_FIRST_TOKEN
 from dsagent.agent.errors import DsagentError
-from dsagent.agent.exponential import ExponentialHistogram
-from dsagent.agent.series import Exemplar, Labels, Store
+from dsagent.agent.metrics.catalog import MODEL, TIME_TO_FIRST_TOKEN
+from dsagent.agent.metrics.exponential import ExponentialHistogram
+from dsagent.agent.metrics.series import Exemplar, Labels, Store
 from dsagent.agent.sinks.otlp_config import remote_write_endpoint
 from dsagent.agent.sinks.remote_write import MAX_SCHEMA, buckets, snappy, time_series
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from made import MS, account
 
-from dsagent.agent.account import Account
-from dsagent.agent.sampling import MAX_RATE, MIN_RATE, Decision, Sampler, is_within_rate
+from dsagent.agent.attribution.account import Account
+from dsagent.agent.session.sampling import MAX_RATE, MIN_RATE, Decision, Sampler, is_within_rate
 
 RNG_SEED = 7
 

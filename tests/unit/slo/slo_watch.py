@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from made import MS, S, account
 
-from dsagent.agent.account import Account, Culprit, Part
+from dsagent.agent.attribution.account import Account, Culprit, Part
 from dsagent.agent.facts import SourceStatus
 from dsagent.agent.slo.alert import Alert
 from dsagent.agent.slo.cache import CircuitChange

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from made import MS, S
 from slo_watch import SEES, SEES_NOT, Watch, request
 
-from dsagent.agent.catalog import CATALOGUE
-from dsagent.agent.series import Store
+from dsagent.agent.metrics.catalog import CATALOGUE
+from dsagent.agent.metrics.series import Store
+from dsagent.agent.metrics.slo_metrics import SloFigures
 from dsagent.agent.slo.evaluator import RETELL_NS, Evaluator
 from dsagent.agent.slo.file import SloFile
 from dsagent.agent.slo.limits import Limit, Limits
-from dsagent.agent.slo_metrics import SloFigures
 
 PAGE = ("firing", "burning", "page")
 

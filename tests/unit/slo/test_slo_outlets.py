@@ -16,12 +16,12 @@ import yaml
 from made import S, batch
 from slo_watch import SEES, Watch, request
 
-from dsagent.agent.outlets import Judged, OutletOptions, make_sinks
-from dsagent.agent.series import Store
+from dsagent.agent.metrics.series import Store
+from dsagent.agent.metrics.slo_metrics import SloFigures
+from dsagent.agent.session.outlets import Judged, OutletOptions, make_sinks
 from dsagent.agent.sinks.openmetrics import render
 from dsagent.agent.sinks.prometheus import PrometheusSink
 from dsagent.agent.slo import load_slo
-from dsagent.agent.slo_metrics import SloFigures
 from dsagent.agent.tenant_header import remark, tenant_header_of
 from dsagent.dashboards.rules import RULES, files
 

@@ -12,9 +12,9 @@ import pytest
 import yaml
 from made import MS, series_names
 
-from dsagent.agent.account import CAUSES
-from dsagent.agent.catalog import CATALOGUE
-from dsagent.agent.remedies import REMEDIES
+from dsagent.agent.attribution.account import CAUSES
+from dsagent.agent.metrics.catalog import CATALOGUE
+from dsagent.agent.screens.remedies import REMEDIES
 from dsagent.agent.slo.causes import OWN_WORK, UNFINISHED
 from dsagent.agent.slo.file import SloFile, load_slo
 from dsagent.agent.slo.limits import Limit, Limits
