@@ -157,6 +157,8 @@ class Engines:
             return
         summary = watch.summary or {}
         fields |= {name: summary.get(name, 0) for name in ("requests", "steps", "uncounted_losses")}
+        # Sinks may take seconds to end before this line comes: what it can have seen, this tells.
+        fields["duration_ns"] = summary.get("duration_ns", 0)
         fields["cut_off"] = watch.cut_off
         counts = f"{counted(fields['requests'], 'request')}, {counted(fields['steps'], 'step')}"
         if watch.cut_off:

@@ -7,10 +7,12 @@ import os
 import re
 import signal
 import socket
+from datetime import datetime
 from pathlib import Path
 
 import made_status
 import pytest
+from otlp_load import hanging_back_end
 from shell_lab import add_up, dsagent
 from sidecar_lab import Lab, Sidecar, explained, until
 
@@ -82,6 +84,25 @@ def test_at_its_end_it_says_what_it_has_seen_of_each(lab: Lab) -> None:
         assert sidecar.wait() == 0
         said = rf"engine\.ended .*\(pid {engine.pid}\); 1 request, 6 steps$"
         assert [line for line in sidecar.err if re.search(said, line)], sidecar.err
+
+
+def test_it_says_how_long_it_looked_whatever_time_its_back_ends_take(lab: Lab) -> None:
+    """Which requests it can have seen is told by that, not by when its end is told."""
+    with hanging_back_end() as port:
+        flags = ("--json", "--otlp-endpoint", f"http://127.0.0.1:{port}")
+        with lab.sidecar(*flags) as sidecar, lab.engine() as engine:
+            sidecar.said(rf"engine\.attached.*{engine.pid}")
+            engine.do("request whole")
+            until(lambda: explained("whole"), "its account")
+            sidecar.signal(signal.SIGTERM)
+            assert sidecar.wait() == 0
+            lines = {line["event"]: line for line in map(json.loads, sidecar.err)}
+    attached, stopping, ended = (
+        datetime.fromisoformat(lines[event]["time"]).timestamp()
+        for event in ("engine.attached", "sidecar.stopping", "engine.ended")
+    )
+    looked = attached + lines["engine.ended"]["duration_ns"] / 1e9
+    assert abs(looked - stopping) < ended - looked
 
 
 def test_what_an_engine_takes_along_is_told_by_name(lab: Lab) -> None:

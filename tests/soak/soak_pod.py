@@ -151,8 +151,8 @@ class Pod:
                     pid = line["pid"]
                     attached_ns = begun.pop(pid)
                     over_ns = (at for at in let_go_ns if at > attached_ns)
-                    said_ns = self.mono_ns(line)
-                    ended_ns = min((said_ns, gone_ns.get(pid, said_ns), *over_ns))
+                    looked_ns = attached_ns + line["duration_ns"]
+                    ended_ns = min((looked_ns, gone_ns.get(pid, looked_ns), *over_ns))
                     found.append(
                         Watched(
                             *(port_of[pid], attached_ns, ended_ns),
