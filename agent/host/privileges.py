@@ -14,7 +14,7 @@ from pathlib import Path
 STATUS = Path("/proc/self/status")
 LOCKDOWN = Path("/sys/kernel/security/lockdown")
 PID_NAMESPACE = Path("/proc/self/ns/pid")
-BPF_OBJECT = Path(__file__).parent / "sources" / "bpf" / "sched.bpf.o"
+BPF_OBJECT = Path(__file__).parents[1] / "sources" / "bpf" / "sched.bpf.o"
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # include/linux/proc_ns.h: PROC_PID_INIT_INO
 
 

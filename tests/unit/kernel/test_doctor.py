@@ -11,6 +11,7 @@ import pytest
 from dsagent.agent.checks import doctor
 from dsagent.agent.checks.doctor import Check, Places, run_checks
 from dsagent.agent.errors import SourceUnavailable
+from dsagent.agent.host.privileges import BPF_OBJECT
 from dsagent.agent.sources.kernel import check as check_kernel_source
 
 ALL_CAPABILITIES = "000001ffffffffff"
@@ -174,3 +175,8 @@ def test_every_finding_says_what_to_do(places: Places) -> None:
         assert check.consequence
         assert check.fix
         assert set(check.to_json()) == {"name", "state", "found", "consequence", "fix"}
+
+
+def test_the_objects_are_looked_for_where_they_are_built() -> None:
+    """A machine without them skips what needs them: nobody would see that nobody can find them."""
+    assert BPF_OBJECT.with_suffix(".c").is_file()
