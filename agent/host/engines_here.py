@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 
@@ -54,5 +55,6 @@ def told() -> str:
         text += f" and {len(listed) - MAX_LISTED} more"
     barred = scanner.status.not_permitted
     if barred and not listed:
-        text += f" (of {barred} processes it cannot be told: run as root)"
+        advice = ": run as root" if os.geteuid() else ""
+        text += f" (of {barred} of the processes it cannot be told{advice})"
     return text
