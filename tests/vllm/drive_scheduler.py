@@ -143,7 +143,10 @@ def told(instrumentation: Instrumentation) -> list[dict[str, Any]]:
     assert writer is not None
     (found,) = [ring for ring in find_rings(os.getpid()) if ring.inode == writer.inode]
     reader = RingReader.open(found)
-    return [dataclasses.asdict(step) for step in reader.read(10_000)]
+    return [
+        {**dataclasses.asdict(step), "shares": [share._asdict() for share in step.shares]}
+        for step in reader.read(10_000)
+    ]
 
 
 def main() -> None:
