@@ -26,6 +26,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from dsagent.instrumentation.records import Step
 from dsagent.instrumentation.ring import RingReader, find_rings
 from dsagent.instrumentation.vllm import Instrumentation, install
 
@@ -143,10 +144,11 @@ def told(instrumentation: Instrumentation) -> list[dict[str, Any]]:
     assert writer is not None
     (found,) = [ring for ring in find_rings(os.getpid()) if ring.inode == writer.inode]
     reader = RingReader.open(found)
-    return [
-        {**dataclasses.asdict(step), "shares": [share._asdict() for share in step.shares]}
-        for step in reader.read(10_000)
-    ]
+    told = []
+    for step in reader.read(10_000):
+        assert isinstance(step, Step), step
+        told.append({**dataclasses.asdict(step), "shares": [one._asdict() for one in step.shares]})
+    return told
 
 
 def main() -> None:
