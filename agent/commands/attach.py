@@ -204,8 +204,8 @@ def attach(
 
 def _find(pid: int | None, instrument: Instrument, yes: bool, say: Callable[[str], None]) -> Target:
     """The target, with the hooks in it where they are asked for. Raises DsagentError."""
+    from dsagent.agent.checks.engines_here import told
     from dsagent.agent.errors import USAGE, DsagentError
-    from dsagent.agent.host.engines_here import told
     from dsagent.agent.host.server_target import find_target
     from dsagent.agent.host.target import NothingThere
 
@@ -222,8 +222,8 @@ def _find(pid: int | None, instrument: Instrument, yes: bool, say: Callable[[str
 
 
 def _inject(pid: int, yes: bool, say: Callable[[str], None]) -> None:
+    from dsagent.agent.checks.engines_here import told
     from dsagent.agent.errors import DsagentError
-    from dsagent.agent.host.engines_here import told
     from dsagent.agent.inject.interpreter import NoProcess
     from dsagent.agent.inject.way_in import NoVllm, inject
     from dsagent.agent.screens import terminal

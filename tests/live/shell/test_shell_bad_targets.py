@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pytest
 from shell_lab import Agent, Engine, dsagent
 
+from dsagent.agent.checks.engines_here import engines_here
 from dsagent.agent.errors import CANNOT_ATTACH, DsagentError
 from dsagent.agent.host import procfs
-from dsagent.agent.host.engines_here import engines_here
 from dsagent.agent.host.target import resolve
 from dsagent.agent.session.loop import Session
 from dsagent.agent.sidecar.scanner import Scanner
