@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from made import ANCHOR, MS, TARGET, S, account, batch, step
+from made import ANCHOR, MS, TARGET, S, account, batch, engine_span, step
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
 
@@ -45,23 +45,6 @@ def ours(name: str = "req-1", **changes: Any) -> Account:
     return account(name, **given)
 
 
-def theirs(of: Account, **changes: Any) -> EngineSpan:
-    """As vLLM makes it: from arrival to the last output."""
-    record = of.record
-    assert record.finished_ns is not None
-    base = EngineSpan(
-        trace_id=record.trace_id,
-        span_id=OWN,
-        parent_span_id=record.parent_span_id,
-        name="llm_request",
-        scope="vllm.tracing.otel",
-        request_id=record.request_id,
-        start_unix_ns=ANCHOR.unix(record.received_ns),
-        end_unix_ns=ANCHOR.unix(record.finished_ns),
-    )
-    return replace(base, **changes)
-
-
 def passed(spans: EngineSpans, *brought: Account | EngineSpan, now_ns: int = NOW_NS) -> Any:
     accounts = [each for each in brought if isinstance(each, Account)]
     received = [each for each in brought if isinstance(each, EngineSpan)]
@@ -71,7 +54,7 @@ def passed(spans: EngineSpans, *brought: Account | EngineSpan, now_ns: int = NOW
 @pytest.mark.parametrize("span_first", [True, False])
 def test_our_span_goes_below_the_engines(span_first: bool) -> None:
     spans, mine = EngineSpans(), ours()
-    first, second = (theirs(mine), mine) if span_first else (mine, theirs(mine))
+    first, second = (engine_span(mine), mine) if span_first else (mine, engine_span(mine))
     assert passed(spans, first) == []
     [joined] = passed(spans, second, now_ns=NOW_NS + S)
     [root, *_] = request_spans(joined.record, [], parts=None)
@@ -88,7 +71,7 @@ def test_an_account_without_a_span_goes_its_own_way_when_its_time_is_over() -> N
     assert passed(spans, now_ns=NOW_NS + HOLD_NS - 1) == []
     assert passed(spans, now_ns=NOW_NS + HOLD_NS) == [mine]
     # Its span comes too late to be joined: counted.
-    assert passed(spans, theirs(mine), now_ns=NOW_NS + HOLD_NS + 1) == []
+    assert passed(spans, engine_span(mine), now_ns=NOW_NS + HOLD_NS + 1) == []
     passed(spans, now_ns=NOW_NS + HOLD_NS + KEEP_SPAN_NS + 2)
     assert spans.outcomes == {"unmatched": 1}
 
@@ -103,13 +86,13 @@ def test_at_the_end_nothing_is_held() -> None:
 def test_two_requests_of_one_trace_are_told_apart_by_the_engines_id() -> None:
     spans, one, two = EngineSpans(), ours("one"), ours("two")
     passed(spans, one, two)
-    [joined] = passed(spans, theirs(two))
+    [joined] = passed(spans, engine_span(two))
     assert joined.record.request_id == "two"
     # Without an id that we know: it could be either, until only one is left.
     again = EngineSpans()
     passed(again, ours("one"), ours("two"))
-    assert passed(again, theirs(two, request_id="somebody's")) == []
-    [joined] = passed(again, theirs(one, span_id=OWN + 1))
+    assert passed(again, engine_span(two, request_id="somebody's")) == []
+    [joined] = passed(again, engine_span(one, span_id=OWN + 1))
     assert joined.record.request_id == "one"
     [joined] = passed(again)
     assert joined.record.request_id == "two"
@@ -121,7 +104,7 @@ def test_an_id_given_twice_is_told_apart_by_the_caller_and_by_time() -> None:
     later = ours("same", start_ns=2000 * S, parent_span_id=78)
     other = ours("same", start_ns=2000 * S, parent_span_id=79)
     passed(spans, earlier, later, other)
-    [joined] = passed(spans, theirs(later))
+    [joined] = passed(spans, engine_span(later))
     assert joined.record.received_ns == 2000 * S
     assert spans.outcomes == {"joined": 1}
 
@@ -129,7 +112,7 @@ def test_an_id_given_twice_is_told_apart_by_the_caller_and_by_time() -> None:
 def test_vllms_own_suffix_of_an_id_is_no_hindrance() -> None:
     spans, mine = EngineSpans(), ours("cmpl-bench-1-0-9f8e7d6c")
     passed(spans, mine)
-    [joined] = passed(spans, theirs(mine, request_id="cmpl-bench-1-0"))
+    [joined] = passed(spans, engine_span(mine, request_id="cmpl-bench-1-0"))
     assert joined.record.span_id == OWN
 
 
@@ -138,7 +121,7 @@ def test_without_context_the_trace_is_the_engines_and_both_ids_find_it() -> None
     mine = ours("req-1", parent_span_id=None, sampled=None)
     ledger.add(mine)
     passed(spans, mine)
-    span = theirs(mine, trace_id=0xD00D, parent_span_id=None)
+    span = engine_span(mine, trace_id=0xD00D, parent_span_id=None)
     [joined] = passed(spans, span)
     ledger.renew(joined)
     assert len(ledger) == 1
@@ -151,8 +134,8 @@ def test_without_context_the_trace_is_the_engines_and_both_ids_find_it() -> None
 def test_another_trace_is_another_request() -> None:
     spans, mine = EngineSpans(), ours()
     passed(spans, mine)
-    assert passed(spans, theirs(mine, trace_id=0xD00D)) == []
-    assert passed(spans, theirs(mine, span_id=5, start_unix_ns=1, end_unix_ns=2)) == []
+    assert passed(spans, engine_span(mine, trace_id=0xD00D)) == []
+    assert passed(spans, engine_span(mine, span_id=5, start_unix_ns=1, end_unix_ns=2)) == []
 
 
 def test_figures_are_compared_and_counted() -> None:
@@ -165,7 +148,7 @@ def test_figures_are_compared_and_counted() -> None:
         "gen_ai.usage.completion_tokens": 9,  # ours: 8
     }
     passed(spans, mine)
-    [joined] = passed(spans, theirs(mine, figures=figures))
+    [joined] = passed(spans, engine_span(mine, figures=figures))
     compared = {each.figure: each for each in joined.engine_span.figures}
     assert set(compared) == set(figures)  # what the engine does not say is not compared
     assert {name for name, each in compared.items() if not each.agrees} == {
@@ -185,14 +168,16 @@ def test_figures_are_compared_and_counted() -> None:
 
 def test_a_flood_of_spans_that_match_nothing_is_bounded() -> None:
     spans, mine = EngineSpans(), ours()
-    flood = [theirs(mine, span_id=n + 1, request_id=f"x{n}", trace_id=n + 1) for n in range(5000)]
+    flood = [
+        engine_span(mine, span_id=n + 1, request_id=f"x{n}", trace_id=n + 1) for n in range(5000)
+    ]
     spans.pass_on([], flood, ANCHOR, NOW_NS)
     assert spans.outcomes["unmatched"] == 5000 - MOST_SPANS
 
 
 def test_a_span_that_comes_twice_is_counted() -> None:
     spans, mine = EngineSpans(), ours()
-    passed(spans, theirs(mine), theirs(mine))
+    passed(spans, engine_span(mine), engine_span(mine))
     assert spans.outcomes == {"repeated": 1}
     passed(spans, mine)
     assert spans.outcomes == {"repeated": 1, "joined": 1}
@@ -205,7 +190,7 @@ def test_the_steps_are_exported_where_the_engine_knows_none() -> None:
     for scope, exported in (("vllm.tracing.otel", 1), ("dsagent", 0)):
         spans, mine = EngineSpans(), ours(step_ids=(1,))
         passed(spans, mine)
-        [joined] = passed(spans, theirs(mine, scope=scope))
+        [joined] = passed(spans, engine_span(mine, scope=scope))
         sink = OtlpSink(config, Limits())
         sink.take(batch(accounts=(joined,), steps=(step(1),)))
         sink.take(batch(now_ns=joined.record.sent_ns + STEPS_HOLD_NS))
@@ -246,20 +231,20 @@ def test_a_flood_of_spans_of_nobodys_is_looked_at_once_not_each_time(
 
     monkeypatch.setattr(EngineSpans, "_request_of", counted)
     spans, mine = EngineSpans(), ours()
-    strange = theirs(mine, trace_id=5, request_id="strange")
+    strange = engine_span(mine, trace_id=5, request_id="strange")
     passed(spans, *(replace(strange, span_id=n + 1) for n in range(1000)))
     for tick in range(20):
         passed(spans, ours(f"another-{tick}", trace_id=6), now_ns=NOW_NS + tick)
-    passed(spans, theirs(mine), now_ns=NOW_NS + 21)
+    passed(spans, engine_span(mine), now_ns=NOW_NS + 21)
     assert len(passed(spans, mine, now_ns=NOW_NS + 22)) == 1
     assert looked == 1000 + 2
 
 
 def test_of_two_that_are_alike_the_other_is_clear_once_one_has_its_span() -> None:
     spans, one, two = EngineSpans(), ours("one"), ours("two")
-    nameless = theirs(two, request_id="unheard-of", span_id=OWN + 1)
+    nameless = engine_span(two, request_id="unheard-of", span_id=OWN + 1)
     assert passed(spans, one, two, nameless) == []
-    assert len(passed(spans, theirs(one), now_ns=NOW_NS + 1)) == 1
+    assert len(passed(spans, engine_span(one), now_ns=NOW_NS + 1)) == 1
     [joined] = passed(spans, now_ns=NOW_NS + 2)
     assert joined.record.request_id == "two"
 
@@ -269,8 +254,8 @@ def test_among_very_many_that_are_alike_only_names_are_looked_for() -> None:
     spans = EngineSpans()
     many = [ours(f"req-{n}") for n in range(MOST_ALIKE + 1)]
     passed(spans, *many)
-    strange = theirs(many[0], request_id="unheard-of", span_id=OWN + 1)
-    [joined] = passed(spans, strange, theirs(many[7]))
+    strange = engine_span(many[0], request_id="unheard-of", span_id=OWN + 1)
+    [joined] = passed(spans, strange, engine_span(many[7]))
     assert joined.record.request_id == "req-7"
     passed(spans, now_ns=NOW_NS + KEEP_SPAN_NS + 1)
     assert spans.outcomes == {"joined": 1, "unmatched": 1}

@@ -8,14 +8,13 @@ from dataclasses import replace
 from http.client import HTTPConnection
 
 import pytest
-from made import ANCHOR, S, account
+from made import ANCHOR, S, account, engine_span
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 import dsagent.agent.sidecar.receiver as module
 from dsagent.agent.attribution.account import Account
 from dsagent.agent.attribution.engine_spans import EngineSpans
-from dsagent.agent.facts import EngineSpan
 from dsagent.agent.listening.admission import ListenOptions
 from dsagent.agent.sidecar.options import SidecarOptions
 from dsagent.agent.sidecar.processes import Key
@@ -63,22 +62,6 @@ class Engine:
         return dict(self._spans.outcomes)
 
 
-def theirs(of: Account, span_id: int = 0xFEED, **changes: object) -> EngineSpan:
-    record = of.record
-    assert record.finished_ns is not None
-    span = EngineSpan(
-        trace_id=record.trace_id,
-        span_id=span_id,
-        parent_span_id=record.parent_span_id,
-        name="llm_request",
-        scope="vllm.tracing.otel",
-        request_id=record.request_id,
-        start_unix_ns=ANCHOR.unix(record.received_ns),
-        end_unix_ns=ANCHOR.unix(record.finished_ns),
-    )
-    return replace(span, **changes)  # type: ignore[arg-type]
-
-
 @pytest.fixture
 def board() -> SpanBoard:
     return SpanBoard()
@@ -89,7 +72,7 @@ def test_the_engine_that_knows_the_id_has_it_whoever_looks_first(board: SpanBoar
     a, b = Engine(board, A), Engine(board, B)
     a.ended("of-a")
     mine = b.ended("of-b")
-    board.put([theirs(mine)], owner_of, NOW_NS)
+    board.put([engine_span(mine)], owner_of, NOW_NS)
     assert a.look() == []
     assert b.look() == ["of-b"]
     assert a.look(NOW_NS + NAMED_FIRST_NS) == []
@@ -102,31 +85,31 @@ def test_a_span_that_names_its_process_is_that_engines_alone(board: SpanBoard) -
     a, b = Engine(board, A), Engine(board, B)
     mine = a.ended("same")
     b.ended("same")
-    board.put([theirs(mine, process_id=21)], owner_of, NOW_NS)
+    board.put([engine_span(mine, process_id=21)], owner_of, NOW_NS)
     assert a.look() == []
     assert b.look() == ["same"]
-    board.put([theirs(mine, 0xFACE, process_id=11)], owner_of, NOW_NS)
+    board.put([engine_span(mine, 0xFACE, process_id=11)], owner_of, NOW_NS)
     assert (a.look(), b.look()) == (["same"], [])
 
 
 def test_a_process_that_is_no_engines_says_nothing(board: SpanBoard) -> None:
     a, b = Engine(board, A), Engine(board, B)
     mine = b.ended("of-b")
-    board.put([theirs(mine, process_id=1)], owner_of, NOW_NS)
+    board.put([engine_span(mine, process_id=1)], owner_of, NOW_NS)
     assert (a.look(), b.look()) == ([], ["of-b"])
 
 
 def test_one_that_fits_by_its_trace_waits_for_who_knows_it_better(board: SpanBoard) -> None:
     a, b = Engine(board, A), Engine(board, B)
     mine = a.ended("of-a")
-    board.put([theirs(mine, request_id="unheard-of")], owner_of, NOW_NS)
+    board.put([engine_span(mine, request_id="unheard-of")], owner_of, NOW_NS)
     assert a.look(NOW_NS + NAMED_FIRST_NS - 1) == []
     assert a.look(NOW_NS + NAMED_FIRST_NS) == ["of-a"]
     assert b.look(NOW_NS + NAMED_FIRST_NS) == []
     alone = SpanBoard()
     only = Engine(alone, A)
     mine = only.ended("of-a")
-    alone.put([theirs(mine, request_id="unheard-of")], owner_of, NOW_NS)
+    alone.put([engine_span(mine, request_id="unheard-of")], owner_of, NOW_NS)
     assert only.look() == ["of-a"]  # there is nobody who could know it better
 
 
@@ -134,7 +117,7 @@ def test_what_nobody_has_is_counted_once_and_what_comes_again_is_no_other(
     board: SpanBoard,
 ) -> None:
     a, b = Engine(board, A), Engine(board, B)
-    stranger = theirs(account("nobody's", trace_id=5))
+    stranger = engine_span(account("nobody's", trace_id=5))
     board.put([stranger, stranger], owner_of, NOW_NS)
     for engine in (a, b):
         assert engine.look() == []
@@ -148,7 +131,7 @@ def test_what_nobody_has_is_counted_once_and_what_comes_again_is_no_other(
 
 
 def test_a_flood_is_bounded_and_counted(board: SpanBoard) -> None:
-    one = theirs(account("x", trace_id=5))
+    one = engine_span(account("x", trace_id=5))
     board.put((replace(one, span_id=n + 1) for n in range(MOST_SPANS + 9)), owner_of, NOW_NS)
     shown, _ = board.since(0, A)
     assert len(shown) == MOST_SPANS
